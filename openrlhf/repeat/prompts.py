@@ -1,0 +1,48 @@
+"""The source of training prompts: a seeded order, and a number for every draw."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from openrlhf.repeat.seeds import derive
+
+
+class PromptSource:
+    """Upstream's prompt loader, counting the draws made from it.
+
+    A draw's number is its identity: prompts repeat over epochs, numbers do not. Loader position and number of draws
+    are one state, which every checkpoint carries.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self.draws = 0
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            self.draws += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loader": self._loader.state_dict(), "draws": self.draws}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loader.load_state_dict(state["loader"])
+        self.draws = state["draws"]
+
+
+def seeded_datasets(
+    prepare: Callable[[Any, Any], tuple[Any, Any, int]], strategy: Any, tokenizer: Any
+) -> tuple[PromptSource, Any, int]:
+    """Upstream's loaders, made under the run's seed: the shuffle draws its seed from torch when it is constructed.
+
+    Returns:
+        The source of training prompts, the evaluation loader or None, and the number of training steps.
+    """
+    torch.manual_seed(derive(strategy.args.train.seed, "prompts"))
+    loader, evaluation, max_steps = prepare(strategy, tokenizer)
+    return PromptSource(loader), evaluation, max_steps
