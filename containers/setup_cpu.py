@@ -96,7 +96,7 @@ def torch_pin() -> str:
 
 def environment_digest(pin: str) -> str:
     """SHA-256 of what the environment is made from: the lock, torch's version and the interpreter."""
-    parts = [LOCK.read_bytes(), pin.encode(), sys.version.encode()]
+    parts = [LOCK.read_bytes(), pin.encode(), sys.version.encode(), sys.base_prefix.encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -117,7 +117,8 @@ def install_environment(pin: str) -> None:
     LOG.write_text("")
     STAMP.unlink(missing_ok=True)
     say(f"environment in {VENV} (pip's output: {LOG})")
-    run([sys.executable, "-m", "venv", str(VENV)] + (["--clear"] if not PYTHON.exists() else []))
+    if interpreter_of_venv() != [sys.base_prefix, sys.version]:
+        run([sys.executable, "-m", "venv", "--clear", str(VENV)])
     install_torch(pin)
     # Source packages are built with the locked setuptools, never with one that pip would fetch for the build.
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as tools:
@@ -127,6 +128,15 @@ def install_environment(pin: str) -> None:
     say("everything else, from containers/locks/cpu.txt (a few minutes the first time)")
     pip("install", "--require-hashes", "--no-deps", "--no-build-isolation", "-r", str(LOCK))
     say(f"environment ready after {time.monotonic() - start:.0f} s")
+
+
+def interpreter_of_venv() -> list[str] | None:
+    """Prefix and version of the Python that .venv stands on; None when there is none that runs."""
+    if not PYTHON.exists():
+        return None
+    probe = "import json, sys; print(json.dumps([sys.base_prefix, sys.version]))"
+    done = subprocess.run([str(PYTHON), "-c", probe], capture_output=True, text=True)
+    return json.loads(done.stdout) if done.returncode == 0 else None
 
 
 def install_torch(pin: str) -> None:
@@ -219,7 +229,8 @@ def meaning(output: str) -> str:
         ),
         r"DO NOT MATCH THE HASHES": "A package is not the one that was locked: do not use it, check where pip looks.",
         r"No matching distribution|Could not find a version": (
-            "The index that pip asks lacks this version: check pip's configuration (pip config list), and TORCH_INDEX."
+            "The index that pip asks lacks this version or did not answer: check the network, pip's configuration "
+            "(pip config list) and, for torch, TORCH_INDEX."
         ),
     }
     return next((text for pattern, text in known.items() if re.search(pattern, output)), "See the lines above.")
