@@ -1,6 +1,7 @@
 """Command line of the queue: ``python -m patches build | status | diff | lock``."""
 
 import argparse
+import contextlib
 import difflib
 import json
 import sys
@@ -92,10 +93,9 @@ def _anchor(edit: Edit) -> str:
 def _found(edit: Edit, sources: Sources) -> int:
     total = 0
     for module in edit.counts:
-        try:
+        # A vanished definition counts as no match here; applying the patch says it in full.
+        with contextlib.suppress(QueueError):
             total += len(matches(edit, module, sources[module])) if module in sources else 0
-        except QueueError:
-            pass  # a vanished definition counts as no match here; applying the patch says it in full
     return total
 
 

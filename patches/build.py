@@ -169,7 +169,9 @@ def _link(package: Path, path: str, source: Path) -> None:
             up = len(parts) - depth
             target.symlink_to(source.parents[up - 1] if up else source)
             return
-    raise QueueError(f"{source}: upstream has {PACKAGE}/{path} too; a patch may edit it, a file of ours may not replace it")
+    raise QueueError(
+        f"{source}: upstream has {PACKAGE}/{path} too; a patch may edit it, a file of ours may not replace it"
+    )
 
 
 def _write_tests(output: Path, release: Release) -> None:
@@ -180,9 +182,7 @@ def _write_tests(output: Path, release: Release) -> None:
         (folder / path).write_bytes(data)
 
 
-def _write_wheels(
-    result: Build, release: Release, sources: Sources, own: dict[str, Path], manifest: dict
-) -> None:
+def _write_wheels(result: Build, release: Release, sources: Sources, own: dict[str, Path], manifest: dict) -> None:
     shutil.rmtree(result.wheel.parent, ignore_errors=True)
     result.editable.parent.mkdir(parents=True)
     files = {f"{PACKAGE}/{path}": data for path, data in release.package.items()}
@@ -204,13 +204,12 @@ def _write_wheel(path: Path, version: str, release: Release, files: dict[str, by
     record = f"{info}/RECORD"
     rows = [f"{name},{_record_hash(data)},{len(data)}" for name, data in files.items()] + [f"{record},,"]
     files[record] = ("\n".join(rows) + "\n").encode()
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as handle:
-        with zipfile.ZipFile(handle, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in files.items():
-                # A fixed time, so that equal content gives an equal file.
-                archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), data)
-    os.chmod(handle.name, 0o644)
-    os.rename(handle.name, path)
+    unfinished = path.with_suffix(".unfinished")
+    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            # A fixed time, so that equal content gives an equal file.
+            archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), data)
+    os.rename(unfinished, path)
 
 
 def _record_hash(data: bytes) -> str:

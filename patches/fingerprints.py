@@ -99,7 +99,9 @@ def _locate(sources: Sources, dotted: str, name: str) -> tuple[str, str] | None:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
             return module, name
         if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
-            base = dotted.rsplit(".", node.level - (1 if module.endswith("__init__.py") else 0))[0] if node.level else ""
+            base = (
+                dotted.rsplit(".", node.level - (1 if module.endswith("__init__.py") else 0))[0] if node.level else ""
+            )
             target = ".".join(part for part in (base, node.module) if part)
             original = next(a.name for a in node.names if (a.asname or a.name) == name)
             if target.startswith(f"{PACKAGE}."):
@@ -112,13 +114,13 @@ def _fingerprint(sources: Sources, module: str, name: str) -> Fingerprints:
     for node in tree.body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
             return {f"{module}:{name}": _digest(node)}
-    node = dict(definitions(sources[module]))[name]
-    if not isinstance(node, ast.ClassDef):
-        return {f"{module}:{name}": _digest(node)}
-    methods = [child for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)]
+    definition = dict(definitions(sources[module]))[name]
+    if not isinstance(definition, ast.ClassDef):
+        return {f"{module}:{name}": _digest(definition)}
+    methods = [child for child in definition.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)]
     result = {f"{module}:{name}.{method.name}": _digest(method) for method in methods}
-    node.body = [child for child in node.body if child not in methods] or [ast.Pass()]
-    result[f"{module}:{name}"] = _digest(node)
+    definition.body = [child for child in definition.body if child not in methods] or [ast.Pass()]
+    result[f"{module}:{name}"] = _digest(definition)
     return result
 
 
@@ -127,6 +129,10 @@ def _digest(node: ast.AST) -> str:
         body = getattr(child, "body", None)
         if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module) or not body:
             continue
-        if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+        if (
+            isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+            and isinstance(body[0].value.value, str)
+        ):
             child.body = body[1:] or [ast.Pass()]
     return hashlib.sha256(ast.dump(node).encode()).hexdigest()[:16]

@@ -52,7 +52,9 @@ def _apply_edit(patch: Patch, edit: Edit, module: str, text: str, count: int, so
     try:
         ast.parse(text)
     except SyntaxError as error:
-        raise QueueError(f"{patch.title}: {module}:{error.lineno}: the rewritten module is not Python: {error.msg}") from None
+        raise QueueError(
+            f"{patch.title}: {module}:{error.lineno}: the rewritten module is not Python: {error.msg}"
+        ) from None
     return text
 
 
@@ -116,7 +118,7 @@ def _scope(edit: Edit, module: str, text: str, title: str) -> SgNode:
 def _definition(node: SgNode, name: str) -> SgNode | None:
     for kind in ("class_definition", "function_definition"):
         rule = {"rule": {"kind": kind, "has": {"field": "name", "regex": f"^{re.escape(name)}$"}}}
-        found = node.find(rule)  # type: ignore[call-overload]
+        found = node.find(rule)
         if found is not None:
             return found
     return None
@@ -160,7 +162,9 @@ def _check_nothing_else_matches(patch: Patch, edit: Edit, sources: Sources) -> N
             )
     for module in edit.leave:
         if module not in sources:
-            raise QueueError(f"{patch.title}: leave: {module}: no such module in this release{_nearest(module, sources)}")
+            raise QueueError(
+                f"{patch.title}: leave: {module}: no such module in this release{_nearest(module, sources)}"
+            )
 
 
 def _explain_count(
@@ -179,7 +183,7 @@ def _explain_count(
 
 def _candidates(edit: Edit, sources: Sources, most: int = 5) -> list[str]:
     """Places whose text is nearest to the pattern: lines that share its rarest names."""
-    names = {name for name in re.findall(r"[A-Za-z_]{3,}", METAVARIABLE.sub("", edit.find))}
+    names = set(re.findall(r"[A-Za-z_]{3,}", METAVARIABLE.sub("", edit.find)))
     wanted = METAVARIABLE.sub("", edit.find)
     scored = []
     for module, text in sources.items():

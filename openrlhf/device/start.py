@@ -37,7 +37,9 @@ def prepare(args: SimpleNamespace) -> SimpleNamespace:
         return args
     problems = [f"--{flag}: {why}" for flag, why in _REFUSED.items() if _get(args, flag)]
     problems += [f"--{flag} {_get(args, flag)}: {why}" for flag, why in _AT_MOST_ONE.items() if _get(args, flag) > 1]
-    problems += [f"--{role}.optim muon: not run on CPU" for role in ("actor", "critic") if _get(args, f"{role}.optim") == "muon"]
+    problems += [
+        f"--{role}.optim muon: not run on CPU" for role in ("actor", "critic") if _get(args, f"{role}.optim") == "muon"
+    ]
     if problems:
         raise SystemExit("not possible with DS_ACCELERATOR=cpu:\n  " + "\n  ".join(problems))
     # Workers inherit the environment of the Ray processes that this one starts.
@@ -53,7 +55,7 @@ def prepare(args: SimpleNamespace) -> SimpleNamespace:
 def ray_options(args: SimpleNamespace) -> dict[str, Any]:
     """Further arguments for ``ray.init``: on a CPU without a running cluster, a private one with pretend GPUs.
 
-    Upstream reserves one GPU for each rank and engine; Ray only counts them, so as many are declared as it will ask for.
+    Upstream reserves a GPU for each rank and engine; Ray only counts them, so as many are declared as it will ask for.
     """
     if not ON_CPU or os.environ.get("RAY_ADDRESS"):
         return {}

@@ -15,8 +15,8 @@ from openrlhf.device.weight_sync import GlooGroup
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# vLLM imports this module in each CPU worker before it chooses kernels. Its AMX attention ends in an illegal instruction
-# on virtual machines that report AMX as usable (seen on Sapphire Rapids); the AVX-512 kernels run everywhere.
+# vLLM imports this module in each CPU worker before it chooses kernels. Its AMX attention ends in an illegal
+# instruction on virtual machines that report AMX as usable (seen on Sapphire Rapids); its other kernels do not.
 torch.cpu._is_amx_tile_supported = lambda: False
 
 

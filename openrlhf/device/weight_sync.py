@@ -26,7 +26,8 @@ class GlooGroup:
 
     def __init__(self, address: str, port: int, rank: int, world_size: int) -> None:
         store = dist.TCPStore(address, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
-        self._group = dist.ProcessGroupGloo(dist.PrefixStore("weight_sync", store), rank, world_size, TIMEOUT)
+        prefixed = dist.PrefixStore("weight_sync", store)
+        self._group: dist.ProcessGroup = dist.ProcessGroupGloo(prefixed, rank, world_size, TIMEOUT)  # type: ignore[assignment]
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: None = None) -> None:
         """Fill ``tensor`` on every rank with that of rank ``src``; any shape and dtype. Blocks until done."""

@@ -1,7 +1,7 @@
 """Ends a run whose actor or engine has died, with a reason, instead of letting its peers wait for it.
 
-Upstream notices a death only where it happens to wait for that actor's answer; a peer of a collective, of the rendezvous
-of weight sync or of a queue waits for ever. Each process that creates actors watches them from a thread.
+Upstream notices a death only where it happens to wait for that actor's answer; a peer of a collective, of the
+rendezvous of weight sync or of a queue waits for ever. Each process that creates actors watches them from a thread.
 """
 
 import os

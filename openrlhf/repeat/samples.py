@@ -12,6 +12,9 @@ from openrlhf.repeat.seeds import derive
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
+# Sampling parameters that the trainer's generate arguments name as vLLM does, with upstream's defaults.
+_SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "skip_special_tokens": False}
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -61,7 +64,9 @@ class OrderedSamplesGenerator(SamplesGenerator):
                 draw, engine, n_samples = pending.pop(ref)
                 responses = ray.get(ref)
                 self._outstanding[engine] -= n_samples
-                samples = [self._process_response_into_experience(response, **generate_kwargs) for response in responses]
+                samples = [
+                    self._process_response_into_experience(response, **generate_kwargs) for response in responses
+                ]
                 if not dynamic_filtering or self._within_range(samples):
                     accepted[draw.number] = samples
                     continue
@@ -104,13 +109,12 @@ class OrderedSamplesGenerator(SamplesGenerator):
         return refs
 
     def _sampling_params(self, draw: Draw, evaluating: bool, **generate_kwargs: Any) -> SamplingParams:
+        values = {name: generate_kwargs.get(name, default) for name, default in _SAMPLING.items()}
         return SamplingParams(
-            temperature=generate_kwargs.get("temperature", 1.0),
-            top_p=generate_kwargs.get("top_p", 1.0),
-            top_k=generate_kwargs.get("top_k", -1),
+            **values,
             max_tokens=generate_kwargs.get("max_new_tokens"),
             min_tokens=generate_kwargs.get("min_new_tokens", 1),
-            skip_special_tokens=generate_kwargs.get("skip_special_tokens", False),
+            # The engine's own log-probabilities serve only the correction of the mismatch between engine and actor.
             logprobs=None if self.args.algo.advantage.is_correction_level == "off" else 1,
             seed=derive(self.args.train.seed, "evaluation" if evaluating else "training", draw.number),
         )
