@@ -12,7 +12,7 @@ help: ## this list
 setup: ## the environment in .venv, with the fork in it
 	@$(PYTHON) containers/setup_cpu.py
 
-# DeepSpeed finds ninja, which the environment brings, on the PATH.
+# What compiles C++ in a run finds ninja, which the environment brings, on the PATH.
 train test test-fast: export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 train: setup ## train the tiny model on this machine; ARGS="key=value ..." overrides the recipe

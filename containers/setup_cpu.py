@@ -78,7 +78,7 @@ def check_machine() -> None:
         missing.append("Python's venv module (package python3-venv)")
     if missing:
         raise SetupError(
-            f"missing: {', '.join(missing)}. DeepSpeed compiles its CPU operators when it first runs. "
+            f"missing: {', '.join(missing)}. torch.compile and DeepSpeed's operators compile C++ in a run that uses them. "
             "Install them (Debian or Ubuntu: apt-get install g++ python3-dev python3-venv), then run this again."
         )
 
