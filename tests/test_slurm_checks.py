@@ -1,0 +1,156 @@
+"""Faults between settings: each is found before anything starts, and a sound configuration passes."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from slurm.checks import CHECKS, NOT_ON_CPU, check
+from slurm.config import Config, read_config
+from slurm.local import check_devices
+from slurm.placement import accelerators
+from slurm.problems import ConfigError, UserError
+
+SOUND = """
+actor.model_name_or_path: org/model
+data.prompt_dataset: org/data
+reward.remote_url: https://rewards.example/judge
+algo.advantage.estimator: group_norm
+algo.kl.init_coef: 0
+actor.num_gpus_per_node: 2
+ref.num_gpus_per_node: 2
+critic.num_gpus_per_node: 2
+reward.num_gpus_per_node: 2
+vllm.num_engines: 2
+rollout.batch_size: 16
+rollout.n_samples_per_prompt: 4
+rollout.micro_batch_size: 8
+train.batch_size: 32
+train.micro_batch_size: 4
+"""
+
+
+def config(tmp_path: Path, *overrides: str) -> Config:
+    recipe = tmp_path / "sound.yaml"
+    recipe.write_text(SOUND)
+    return read_config(recipe, overrides)
+
+
+def test_a_sound_configuration_has_no_faults(tmp_path: Path) -> None:
+    check(config(tmp_path))
+    check(config(tmp_path, "launch.device=cpu"))
+
+
+FAULTS = {
+    "actor.model_name_or_path=null": "actor.model_name_or_path (not set): the model to train must be given",
+    "data.prompt_dataset=null": "data.prompt_dataset (not set): the prompts to train on must be given",
+    "vllm.num_engines=0": "vllm.num_engines (0): how many vLLM engines generate must be given",
+    "reward.remote_url=null": "reward.remote_url (not set): give a reward function",
+    "train.batch_size=0": "train.batch_size (0): must be 1 or more",
+    "eval.steps=0": "eval.steps (0): must be 1 or more, or -1 for never",
+    "ckpt.save_steps=-2": "ckpt.save_steps (-2): must be 1 or more, or -1 for never",
+    "ds.ring_attn_size=4": "actor.num_gpus_per_node (2): 2 actor ranks do not divide into groups",
+    "train.batch_size=24": "train.batch_size (24): does not divide the 64 samples of a step",
+    "train.micro_batch_size=32": "train.batch_size (32): is not a multiple of 64 (train.micro_batch_size 32 x 2 actor",
+    "rollout.micro_batch_size=20": "rollout.micro_batch_size (20): the 64 samples of a step do not spread evenly",
+    "rollout.vllm_generate_batch_size=32": "more than rollout.batch_size 16 needs train.async_enable",
+    "rollout.max_new_tokens=2048": "rollout.max_new_tokens (2048): leaves no room for a prompt within data",
+    "rollout.n_samples_per_prompt=1": "group_norm compares the samples of a prompt: with one, every advantage is zero",
+    "actor.dual_clip=1": "actor.dual_clip (1.0): must be above 1",
+    "algo.dynamic_filtering_enable=true algo.dynamic_filtering_range=[1,0]": "the first number must be below",
+    "algo.dynamic_filtering_enable=true reward.remote_url=null reward.model_name_or_path=m": "dynamic filtering needs",
+    "algo.advantage.is_correction_threshold=[1,2,3]": "takes [HIGH] or [LOW, HIGH]",
+    "algo.advantage.is_correction_level=seq algo.advantage.is_correction_mode=clip": "clip needs",
+    "algo.advantage.is_correction_level=token algo.advantage.is_correction_gating=tv": "tv has an upper bound only",
+    "reward.overlong_buffer_len=9 rollout.max_new_tokens=8": "is longer than rollout.max_new_tokens 8",
+    "reward.overlong_buffer_len=9": "reward.overlong_buffer_len (9.0): needs rollout.max_new_tokens",
+    "reward.stop_properly_penalty_coef=2": "must be at most 1",
+    "eval.dataset=d reward.remote_url=null reward.model_name_or_path=m": "evaluation needs reward.remote_url",
+    "eval.at_start=true": "eval.at_start (True): needs eval.dataset",
+    "train.colocate_actor_ref=true algo.kl.init_coef=0.1 ref.num_gpus_per_node=1": "must equal actor.num_gpus_per",
+    "train.colocate_critic_reward=true algo.advantage.estimator=gae critic.num_gpus_per_node=1": "must equal critic.",
+    "train.colocate_all=true vllm.num_engines=1": "vllm.num_engines (1): with train.colocate_all the engines' devices",
+    "train.partial_rollout_enable=true": "needs train.async_enable: true",
+    "train.async_enable=true vllm.enable_sleep=true": "an asynchronous run cannot put its engines to sleep",
+    "data.max_images_per_prompt=1 algo.advantage.estimator=gae": "prompts with images are trained without a critic",
+    "data.max_images_per_prompt=1 train.dynamic_batch_enable=true": "prompts with images cannot be packed",
+    "launch.device=cpu ds.deepcompile=true": "ds.deepcompile (True): is not available on CPU",
+    "launch.device=cpu actor.optim=muon": "actor.optim (muon): must be adam on CPU",
+    "launch.device=cpu ds.tensor_parallel_size=2": "ds.tensor_parallel_size (2): must be 1 on CPU",
+    "launch.device=cpu ds.attn_implementation=flash_attention_2": "must be sdpa or eager on CPU",
+    "launch.device=cpu vllm.sync_backend=nccl": "vllm.sync_backend (nccl): must be gloo on CPU",
+    "logger.wandb.key=environment": "export WANDB_API_KEY, or leave this out",
+}
+
+
+@pytest.mark.parametrize(("overrides", "message"), FAULTS.items())
+def test_a_fault_between_settings_is_told_with_its_key_and_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: str, message: str
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with pytest.raises(ConfigError) as caught:
+        check(config(tmp_path, *overrides.split()))
+    assert message in str(caught.value)
+    assert all(problem.where for problem in caught.value.problems)
+
+
+def test_faults_of_several_checks_are_told_together_with_where_each_value_was_set(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(config(tmp_path, "train.batch_size=24", "train.partial_rollout_enable=true"))
+    where = [problem.where for problem in caught.value.problems]
+    assert where == ["command line"] * len(where)
+    with pytest.raises(ConfigError, match=r"sound\.yaml:16: train\.micro_batch_size|sound\.yaml:14: rollout"):
+        check(config(tmp_path, "actor.num_gpus_per_node=3", "train.batch_size=64"))
+
+
+SIZES = ("train.batch_size=0", "ds.ring_attn_size=")
+
+
+@pytest.mark.parametrize("find", CHECKS, ids=lambda find: find.__name__)
+def test_every_check_is_shown_to_find_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, find: object) -> None:
+    assert callable(find)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    made = (config(tmp_path, *overrides.split()) for overrides in FAULTS if not overrides.startswith(SIZES))
+    assert any(list(find(one)) for one in made)
+
+
+def test_the_trainers_own_list_of_what_a_cpu_cannot_do_is_the_launchers() -> None:
+    if importlib.util.find_spec("openrlhf.device") is None:
+        pytest.fail("the fork is not installed")
+    from openrlhf.device import start
+
+    assert set(start._REFUSED) == set(NOT_ON_CPU)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    {
+        "": {"actor": 2, "vllm": 2},
+        "vllm.tensor_parallel_size=4": {"actor": 2, "vllm": 8},
+        "algo.kl.init_coef=0.1": {"actor": 2, "vllm": 2, "ref": 2},
+        "algo.kl.init_coef=0.1 train.colocate_actor_ref=true": {"actor": 2, "vllm": 2, "ref": 0},
+        "algo.kl.init_coef=0.1 train.colocate_all=true": {"actor": 2, "vllm": 0, "ref": 0},
+        "train.colocate_all=true train.async_enable=true": {"actor": 2, "vllm": 2},
+        "algo.advantage.estimator=gae": {"actor": 2, "vllm": 2, "critic": 2},
+        "algo.advantage.estimator=gae train.colocate_all=true": {"actor": 2, "vllm": 0, "critic": 0},
+        "reward.remote_url=null": {"actor": 2, "vllm": 2, "reward": 2},
+        "reward.remote_url=null algo.advantage.estimator=gae train.colocate_critic_reward=true": {
+            "actor": 2,
+            "vllm": 2,
+            "critic": 2,
+            "reward": 0,
+        },
+        "train.agent_func_path=agent.py reward.remote_url=null": {"actor": 2, "vllm": 2},
+    }.items(),
+)
+def test_each_part_takes_the_accelerators_that_the_trainer_will_place(
+    tmp_path: Path, overrides: str, needed: dict[str, int]
+) -> None:
+    assert accelerators(config(tmp_path, *overrides.split())) == needed
+
+
+def test_a_run_that_wants_more_gpus_than_there_are_is_refused(tmp_path: Path) -> None:
+    check_devices(config(tmp_path), 4)
+    check_devices(config(tmp_path, "launch.device=cpu"), 0)
+    with pytest.raises(UserError, match=r"places 4 GPUs \(actor 2, vllm 2\), and 3 are visible"):
+        check_devices(config(tmp_path), 3)
