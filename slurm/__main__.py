@@ -6,14 +6,13 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
 
 from slurm import ROOT, local
-from slurm.checks import check
+from slurm.checks import faults
 from slurm.config import Config, read_config, shown
 from slurm.inputs import Inputs, absolute, look_at_inputs
 from slurm.placement import accelerators
@@ -42,6 +41,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # what was shown went into a pipe whose reader has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:  # no space, no permission: the file says it all
+        _complain(f"{error.filename}: {error.strerror}")
     return BAD_REQUEST
 
 
@@ -49,12 +50,11 @@ def submit(arguments: argparse.Namespace) -> int:
     """Check a recipe, make its run folder, train, report."""
     console = Console(quiet=arguments.quiet)
     config = absolute(read_config(arguments.recipe, arguments.overrides))
-    check(config)
-    local.check_devices(config, local.visible_gpus())
     if arguments.name and not re.fullmatch(r"\w[\w.-]*", arguments.name):
         raise UserError(f"--name {arguments.name}: expected letters, digits, '.', '_' and '-'")
     preparation = local.preparation_of(config)
-    inputs = _checked_inputs(config, preparation.folder if preparation else None)
+    inputs = _checked(config, preparation.folder if preparation else None)
+    local.check_devices(config, local.visible_gpus())
     if arguments.dry_run:
         _show_plan(config, arguments.runs, preparation)
         return 0
@@ -63,7 +63,7 @@ def submit(arguments: argparse.Namespace) -> int:
         status = local.prepare(config, preparation)
         if status:
             return status
-        inputs = _checked_inputs(config)
+        inputs = _checked(config)
     for warning in inputs.warnings:
         console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
     run = create_run(arguments.runs, arguments.name or config.name, config, sys.argv, gather(inputs))
@@ -73,15 +73,15 @@ def submit(arguments: argparse.Namespace) -> int:
 def resume(arguments: argparse.Namespace) -> int:
     """Go on from the newest checkpoint of a run, as a new attempt in its folder."""
     run = open_run(arguments.run)
-    config = replace(run.read_config(), name=run.root.name)
-    check(config)
+    config = run.read_config()
+    inputs = _checked(config)
     if run.attempts and run.attempts[-1].record.get("outcome") == "finished":
         raise UserError(f"{shown(run.root)} is finished; there is nothing to resume")
     if alive := processes_of(run.root):
         raise UserError(f"{shown(run.root)} is still running: processes {', '.join(str(one.pid) for one in alive)}")
     if not run.has_checkpoint:
         raise UserError(f"{shown(run.checkpoints)} holds no checkpoint; `ckpt.save_steps: N` saves one every N steps")
-    return _train(run, config, _checked_inputs(config), Console(quiet=arguments.quiet), resume=True)
+    return _train(run, config, inputs, Console(quiet=arguments.quiet), resume=True)
 
 
 def report(arguments: argparse.Namespace) -> int:
@@ -111,7 +111,8 @@ def _train(run: RunFolder, config: Config, inputs: Inputs, console: Console, res
     if record["outcome"] == "failed":
         _complain("\n".join(("the trainer failed:", *record["reason"], f"log: {shown(attempt.log)}")))
     elif record["outcome"] == "stopped":
-        _complain(f"stopped; `python -m slurm resume {shown(run.root)}` goes on from the newest checkpoint")
+        further = f"; `python -m slurm resume {shown(run.root)}` goes on from the newest checkpoint"
+        _complain(f"stopped{further if run.has_checkpoint else ', before the first checkpoint'}")
     if record["not_ended"]:
         _complain(f"these processes would not end: {record['not_ended']}")
     if record["outcome"] == "finished":
@@ -119,10 +120,10 @@ def _train(run: RunFolder, config: Config, inputs: Inputs, console: Console, res
     return code
 
 
-def _checked_inputs(config: Config, to_be_made: Path | None = None) -> Inputs:
+def _checked(config: Config, to_be_made: Path | None = None) -> Inputs:
     inputs = look_at_inputs(config, to_be_made)
-    if inputs.problems:
-        raise ConfigError(inputs.problems)
+    if problems := [*faults(config), *inputs.problems]:
+        raise ConfigError(problems)
     return inputs
 
 

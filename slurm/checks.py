@@ -16,18 +16,19 @@ from slurm.placement import (
     has_reward_function,
     size,
 )
-from slurm.problems import ConfigError, Problem
+from slurm.problems import Problem
 
 Check = Callable[[Config], Iterator[Problem]]
 
 GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
 
-def check(config: Config) -> None:
-    """Raises ConfigError with all faults between settings."""
+def faults(config: Config) -> list[Problem]:
+    """All faults between settings."""
     for checks in (positive,), (ranks,), CHECKS:  # the later ones divide by what the first two look at
         if problems := [problem for find in checks for problem in find(config)]:
-            raise ConfigError(problems)
+            return problems
+    return []
 
 
 def required(config: Config) -> Iterator[Problem]:

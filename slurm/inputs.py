@@ -32,7 +32,8 @@ READ_WHOLE = 1 << 28
 
 @dataclass(frozen=True)
 class Facts:
-    """A prompt file in numbers: its rows, how many of each `datasource`, and the SHA-256 of its bytes."""
+    """A prompt file in numbers: the rows that `data.max_samples` lets in, how many of each `datasource`, and the
+    SHA-256 of its bytes."""
 
     path: str
     rows: int
@@ -111,7 +112,7 @@ def look_at_inputs(config: Config, to_be_made: Path | None = None) -> Inputs:
                 elif key in MODELS:
                     _look_at_model(path)
                 elif path.suffix in TABLES and path.stat().st_size <= READ_WHOLE:
-                    rows = list(_read_rows(path, config))
+                    rows = list(_read_rows(path, config))[: config["data.max_samples"]]
                     if not rows:
                         raise UserError(f"{shown(path)}: holds no rows")
                     inputs.facts.setdefault(key, []).append(_facts(path, rows))
@@ -213,5 +214,5 @@ def _warnings(config: Config, inputs: Inputs, prompts: dict[str, Counter[str]]) 
     if shared:
         yield f"{shared} of {validation.total()} validation prompts are training prompts too: the gain will flatter"
     rows, batch = inputs.rows(config, "data.prompt_dataset"), config["rollout.batch_size"]
-    if rows and rows % batch:
+    if rows and batch > 0 and rows % batch:
         yield f"{rows} prompts are no multiple of rollout.batch_size {batch}: an episode's last step has {rows % batch}"

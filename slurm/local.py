@@ -51,6 +51,7 @@ def prepare(config: Config, preparation: Preparation) -> int:
     folder = preparation.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_name(f"{folder.name}.log")
+    log.unlink(missing_ok=True)
     command = [sys.executable, "-m", preparation.module, "--output", str(folder)]
     with caught_signals() as signals:
         status, _ = _supervise(command, trainer_environment(config.launch, folder), log, folder, signals, lambda: None)

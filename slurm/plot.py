@@ -31,11 +31,10 @@ def draw(path: Path, records: Sequence[Record], summary: Mapping[str, Any]) -> N
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
-    accuracies = summary["accuracy"]
-    if not accuracies or accuracies["gain_points"] is None:
-        return f"{summary['steps']} steps"
-    before, after = 100 * accuracies["before"], 100 * accuracies["after"]
-    return f"validation accuracy {before:.1f} % to {after:.1f} % in {summary['steps']} steps"
+    before, after = (summary["accuracy"].get(moment) for moment in ("before", "after"))
+    words = [f"{100 * value:.1f} %" for value in (before, after) if value is not None]
+    told = f"validation accuracy {' to '.join(words)}, " if words else ""
+    return f"{told}{summary['steps']} steps"
 
 
 def smoothed(values: Sequence[float], span: int) -> list[float]:
@@ -102,6 +101,8 @@ def _validation(axes: Axes, records: Sequence[Record], summary: Mapping[str, Any
     rows = {**accuracies["by_source"], "all": accuracies}
     names = list(rows)[::-1]
     for offset, moment, colour in ((0.19, "before", PALE), (-0.19, "after", BLUE)):
+        if accuracies[f"{moment}_step"] is None:
+            continue
         values = [rows[name][moment] or 0 for name in names]
         places = [index + offset for index in range(len(names))]
         label = f"after step {accuracies[f'{moment}_step']}"

@@ -65,21 +65,22 @@ def validation_rows(run: RunFolder) -> dict[str, int]:
 
 
 def _accuracies(evaluations: Sequence[Record], rows: Mapping[str, int]) -> dict[str, Any]:
-    """First and last evaluation, over all prompts and by source."""
+    """Last evaluation, over all prompts and by source, beside the first one if there are two."""
     if not evaluations:
         return {}
-    first, last = evaluations[0], evaluations[-1]
-    before, after = accuracy(first.metrics, rows), accuracy(last.metrics, rows)
-    earlier, later = accuracy_by_source(first.metrics), accuracy_by_source(last.metrics)
+    last, first = evaluations[-1], evaluations[0] if len(evaluations) > 1 else None
+    earlier, later = first.metrics if first else {}, last.metrics
+    before, after = accuracy(earlier, rows), accuracy(later, rows)
+    sources_before, sources_after = accuracy_by_source(earlier), accuracy_by_source(later)
     return {
         "before": before,
-        "before_step": first.step,
+        "before_step": first.step if first else None,
         "after": after,
         "after_step": last.step,
         "gain_points": 100 * (after - before) if before is not None and after is not None else None,
         "by_source": {
-            name: {"before": earlier.get(name), "after": later[name], "prompts": rows.get(name)}
-            for name in sorted(later)
+            name: {"before": sources_before.get(name), "after": sources_after[name], "prompts": rows.get(name)}
+            for name in sorted(sources_after)
         },
     }
 
@@ -130,7 +131,7 @@ def _phases_of_record(record: Record, since_last: float | None) -> dict[str, flo
 def as_markdown(summary: Mapping[str, Any]) -> str:
     """The summary for reading."""
     lines = [f"# {summary['outcome'].capitalize()} after {summary['steps']} steps", ""]
-    if summary["accuracy"]:
+    if summary["accuracy"].get("by_source"):
         lines += [*_accuracy_table(summary["accuracy"]), ""]
     if summary["seconds"]:
         lines += [*_time_table(summary), ""]
@@ -143,20 +144,24 @@ def as_markdown(summary: Mapping[str, Any]) -> str:
 
 
 def _accuracy_table(accuracies: Mapping[str, Any]) -> Iterator[str]:
-    before, after = accuracies["before_step"], accuracies["after_step"]
-    yield f"| validation accuracy | prompts | after step {before} | after step {after} | points |"
-    yield "|---|--:|--:|--:|--:|"
-    for name, row in accuracies["by_source"].items():
-        yield _accuracy_row(name, row["prompts"], row["before"], row["after"])
-    prompts = [row["prompts"] for row in accuracies["by_source"].values()]
-    known = sum(prompts) if all(prompts) else None
-    yield _accuracy_row("**all**", known, accuracies["before"], accuracies["after"])
-
-
-def _accuracy_row(name: str, prompts: int | None, before: float | None, after: float | None) -> str:
-    shown = ["" if value is None else f"{100 * value:.1f} %" for value in (before, after)]
-    points = "" if before is None or after is None else f"{100 * (after - before):+.1f}"
-    return f"| {name} | {prompts or ''} | {shown[0]} | {shown[1]} | {points} |"
+    heads = [f"after step {accuracies['after_step']}"]
+    if accuracies["before_step"] is not None:
+        heads = [f"after step {accuracies['before_step']}", *heads, "points"]
+    yield f"| validation accuracy | prompts | {' | '.join(heads)} |"
+    yield "|---|--:|" + "--:|" * len(heads)
+    sources = accuracies["by_source"]
+    prompts = [row["prompts"] or 0 for row in sources.values()]
+    for name, row in {**sources, "**all**": {**accuracies, "prompts": sum(prompts) if all(prompts) else None}}.items():
+        cells = [f"{100 * row['after']:.1f} %"]
+        if accuracies["before_step"] is not None:
+            before = row["before"]
+            known = before is not None
+            cells = [
+                f"{100 * before:.1f} %" if known else "",
+                *cells,
+                f"{100 * (row['after'] - before):+.1f}" if known else "",
+            ]
+        yield f"| {name} | {row['prompts'] or ''} | {' | '.join(cells)} |"
 
 
 def _time_table(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -146,6 +146,14 @@ def test_the_summary_says_before_after_and_gain(run: RunFolder) -> None:
     assert str(run.curves) in text
 
 
+def test_one_evaluation_is_no_gain(run: RunFolder) -> None:
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in ROWS[1:]))
+    summary = write_report(run)
+    assert (summary["accuracy"]["before"], summary["accuracy"]["gain_points"]) == (None, None)
+    assert "| validation accuracy | prompts | after step 2 |" in as_markdown(summary)
+    assert "| **all** | 40 | 42.5 % |" in as_markdown(summary)
+
+
 def test_smoothing_keeps_a_constant_and_starts_at_the_first_value() -> None:
     assert smoothed([2.0] * 5, 3) == pytest.approx([2.0] * 5)
     assert smoothed([1.0, 0.0, 0.0, 0.0], 3)[0] == 1.0

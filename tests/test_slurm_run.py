@@ -222,7 +222,7 @@ def test_a_signal_ends_every_process_of_a_run(place: Place, number: signal.Signa
     assert place.living() == []
     assert (place.run.root / "asked").exists()
     assert place.run.attempts[0].record["outcome"] == "stopped"
-    assert "stopped; `python -m slurm resume" in err
+    assert "stopped, before the first checkpoint" in err
 
 
 def test_a_trainer_that_will_not_end_is_killed_by_a_second_signal(place: Place) -> None:
