@@ -6,7 +6,7 @@ Everything lands under one output folder::
     tree -> trees/KEY         switched by one rename when a build is complete
     dist/openrlhf-V-py3-none-any.whl           the fork, self-contained
     dist/editable/openrlhf-V-py3-none-any.whl  points an environment at ``tree``
-    upstream/tests/…          upstream's own tests, from its wheel
+    upstream/tests/…          upstream's own tests, from its wheel, beside a link to the package of ``tree``
 
 KEY is a hash of the release, the queue and our modules, so that a build with nothing changed only compares it.
 """
@@ -180,6 +180,10 @@ def _write_tests(output: Path, release: Release) -> None:
     folder.mkdir(parents=True)
     for path, data in release.tests.items():
         (folder / path).write_bytes(data)
+    # They load some modules by file, from a package that stands beside them.
+    package = output / "upstream" / PACKAGE
+    if not package.is_symlink():
+        package.symlink_to(Path("..") / "tree" / PACKAGE)
 
 
 def _write_wheels(result: Build, release: Release, sources: Sources, own: dict[str, Path], manifest: dict) -> None:

@@ -1,8 +1,13 @@
 """What holds for every test: the environment of a run on CPU, and that a session which tests nothing does not pass."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+REPO = Path(__file__).resolve().parents[1]
 
 # Set before anything imports torch, DeepSpeed or transformers; child processes inherit it.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -18,3 +23,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     if exitstatus == pytest.ExitCode.OK and not reporter.stats.get("passed"):
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.fixture(scope="session")
+def task() -> Path:
+    """Folder of the tiny task, made once for all tests and for `make train`."""
+    folder = REPO / "build" / "tiny"
+    subprocess.run([sys.executable, "-m", "openrlhf.rlvr.tiny_task", "--output", str(folder)], cwd=REPO, check=True)
+    return folder

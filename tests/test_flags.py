@@ -1,0 +1,68 @@
+"""The fork's flags beside upstream's: registered, typed, checked, and described without upstream's help texts."""
+
+import argparse
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from openrlhf.rlvr import flags, metrics
+from openrlhf.rlvr.evaluation import Evaluation
+
+
+def upstream_parser():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--eval.dataset", type=str, default=None, help="secret prose")
+    parser.add_argument("--logger.tensorboard_dir", type=str, default=None)
+    parser.add_argument("--actor.adam.betas", type=float, nargs=2, default=(0.9, 0.95))
+    parser.add_argument("--ckpt.max_mem", type=float, default=float("inf"))
+    parser.add_argument("--actor.nesterov", action="store_true", default=True)
+    parser.add_argument("--actor.no_nesterov", dest="actor.nesterov", action="store_false")
+    return parser
+
+
+def test_everything_is_off_by_default():
+    args = vars(flags.parse(upstream_parser(), []))
+    assert args["logger.metrics_path"] is None
+    assert args["eval.at_start"] is False and args["eval.at_end"] is False
+    assert "train.schema_path" not in args
+
+
+def test_settings_read_upstreams_nested_arguments():
+    args = SimpleNamespace(eval=SimpleNamespace(at_start=True, at_end=False, steps=5))
+    assert Evaluation.of(args) == Evaluation(at_start=True, at_end=False)
+
+
+def test_all_problems_are_reported_at_once():
+    with pytest.raises(SystemExit) as error:
+        flags.parse(upstream_parser(), ["--eval.at_start"])
+    assert "set --eval.dataset" in str(error.value) and "set --logger.metrics_path" in str(error.value)
+
+
+def test_the_schema_tells_types_and_defaults_and_no_prose(tmp_path):
+    path = tmp_path / "schema.json"
+    with pytest.raises(SystemExit) as stop:
+        flags.parse(upstream_parser(), ["--train.schema_path", str(path)])
+    assert stop.value.code == 0
+    schema = json.loads(path.read_text())
+    assert schema["eval.dataset"] == {"type": "str", "nargs": None, "choices": None, "default": None, "action": "store"}
+    assert schema["actor.adam.betas"]["nargs"] == 2 and schema["ckpt.max_mem"]["default"] == "inf"
+    assert schema["actor.no_nesterov"]["action"] == "store_false"
+    assert schema["eval.at_start"]["type"] == "bool"
+    assert "secret" not in path.read_text()
+
+
+def test_metrics_are_whole_lines_of_strict_json(tmp_path):
+    logger = metrics.MetricsLogger(str(tmp_path / "metrics.jsonl"), None)
+    logger.log_eval(0, {"eval_default_pass1": 0.25})
+    logger.log_train(1, {"reward": 1, "actor_grad_norm": float("nan"), "generated_samples": ["text", 0.5], "kl": None})
+    logger.close()
+    first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert (first["kind"], first["step"], first["metrics"]) == ("eval", 0, {"eval_default_pass1": 0.25})
+    assert second["metrics"] == {"reward": 1.0, "actor_grad_norm": None, "kl": None}
+    assert logger.last_step == {"eval": 0, "train": 1}
+
+
+def test_without_any_backend_upstreams_trainer_keeps_none():
+    args = SimpleNamespace(logger=SimpleNamespace(metrics_path=None))
+    assert metrics.metrics_logger(args, None) is None

@@ -1,0 +1,94 @@
+"""Seeds of draws, samples and updates: distinct where they must be, equal where they must be."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchdata.stateful_dataloader import StatefulDataLoader
+from vllm import SamplingParams
+
+from openrlhf.repeat.prompts import seeded_datasets
+from openrlhf.repeat.seeds import derive, for_sample, repeatable_optimizer
+
+
+@given(st.lists(st.integers(-(2**70), 2**70) | st.text(), max_size=4))
+def test_a_seed_fits_an_int64_and_depends_on_its_parts_alone(parts):
+    assert 0 <= derive(*parts) < 2**63
+    assert derive(*parts) == derive(*parts)
+
+
+def test_no_two_samples_of_a_long_run_share_a_seed():
+    """Date-like run seeds, many draws, many samples; a number is not the text that spells it."""
+    runs = (20261129, 20261130)
+    draws = [derive(run, kind, draw) for run in runs for kind in ("training", "evaluation") for draw in range(500)]
+    samples = [for_sample(SamplingParams(seed=draw), index).seed for draw in draws for index in range(8)]
+    assert len(set(draws) | set(samples)) == len(draws) + len(samples)
+    assert derive(1) != derive("1") and derive("a", "b") != derive("ab")
+
+
+def test_each_sample_has_parameters_of_its_own():
+    """Executors write into the parameters that they are given."""
+    shared = SamplingParams(seed=7, max_tokens=5)
+    first, second = for_sample(shared, 0), for_sample(shared, 1)
+    first.max_tokens = 1
+    assert (shared.max_tokens, second.max_tokens) == (5, 5)
+    assert len({shared.seed, first.seed, second.seed}) == 3
+    assert for_sample(SamplingParams(), 3).seed is None
+
+
+def loaders(seed, rows=20):
+    def prepare(strategy, tokenizer):
+        data = list(range(rows))
+        return StatefulDataLoader(data, batch_size=1, shuffle=True, collate_fn=list), None, rows
+
+    return seeded_datasets(prepare, SimpleNamespace(args=SimpleNamespace(train=SimpleNamespace(seed=seed))), None)[0]
+
+
+def order(source, epochs=2):
+    return [row for _ in range(epochs) for (row,) in source]
+
+
+# torchdata calls a function that this torch deprecates.
+quiet = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+
+@quiet
+def test_the_order_of_prompts_follows_from_the_seed_alone():
+    torch.manual_seed(0)
+    first = order(loaders(3))
+    torch.manual_seed(1)
+    assert order(loaders(3)) == first
+    assert order(loaders(4)) != first
+    assert first[:20] != first[20:], "every epoch has an order of its own"
+
+
+@quiet
+@given(st.integers(0, 39))
+def test_a_restored_source_goes_on_where_it_stopped(stop):
+    """Over two epochs, at every position, the end of an epoch included; other random numbers may be drawn meanwhile."""
+    whole = order(loaders(5))
+    source = loaders(5)
+    seen: list[int] = []
+    state = source.state_dict()
+    for _ in range(2):
+        for (row,) in source:
+            if len(seen) < stop:
+                seen.append(row)
+                state = source.state_dict()
+    torch.manual_seed(stop)
+    restored = loaders(5)
+    restored.load_state_dict(state)
+    assert restored.draws == stop
+    # A source restored at the very end of an epoch finishes that one first, which yields nothing.
+    finished, empty = stop // 20, int(stop > 0 and stop % 20 == 0)
+    assert seen + order(restored, 2 - finished + empty) == whole
+
+
+def test_on_cpu_adam_is_torchs_and_muon_is_left_alone():
+    adam = {"type": "AdamW", "params": {"lr": 0.1}}
+    assert repeatable_optimizer(adam)["params"] == {"lr": 0.1, "torch_adam": True}
+    assert adam["params"] == {"lr": 0.1}
+    muon = {"type": "Muon", "params": {}}
+    assert repeatable_optimizer(muon) is muon
