@@ -80,7 +80,7 @@ class Run:
         assert paths, f"no checkpoint of step {step} in {self.folder}"
         for path in paths:
             for tensor in _tensors(torch.load(path, map_location="cpu", weights_only=False)["optimizer_state_dict"]):
-                digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
 

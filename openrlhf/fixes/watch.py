@@ -4,6 +4,7 @@ Upstream notices a death only where it happens to wait for that actor's answer; 
 rendezvous of weight sync or of a queue waits for ever. Each process that creates actors watches them from a thread.
 """
 
+import _thread
 import os
 import sys
 import threading
@@ -28,7 +29,8 @@ class _Watch:
         self._actors: list[tuple[str, Any]] = []
         self._calls: dict[ray.ObjectRef, tuple[str, Any]] = {}
         self._lock = threading.Lock()
-        self._guarded = False
+        self._main_thread_reports = False
+        self._main_thread_has_failed = False
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def add(self, name: str, actor: Any) -> None:
@@ -36,33 +38,35 @@ class _Watch:
             self._actors.append((name, actor))
 
     def guard(self) -> None:
-        """The main thread handles a failure itself (see guarded); otherwise the process exits."""
-        self._guarded = True
+        """From now on the main thread is interrupted at a failure and reports it; otherwise the process just exits."""
+        self._main_thread_reports = True
 
-    def _run(self) -> None:
-        while self.failure is None:
-            time.sleep(INTERVAL_SECONDS)
-            if not ray.is_initialized():
-                continue
-            with self._lock:
-                waiting = {id(actor) for _, actor in self._calls.values()}
-                for name, actor in self._actors:
-                    if id(actor) not in waiting:
-                        self._calls[actor.__ray_call__.remote(_health)] = (name, actor)
-                calls = list(self._calls)
-            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0) if calls else ([], [])
+    def rest(self) -> None:
+        """The main thread has failed by itself: interrupt it no more."""
+        self._main_thread_has_failed = True
+
+    def look(self, seconds: float) -> str | None:
+        """Ask every actor how it is, and give them this long to answer; what is wrong with the first that is not well."""
+        with self._lock:
+            waiting = {id(actor) for _, actor in self._calls.values()}
+            for name, actor in self._actors:
+                if id(actor) not in waiting:
+                    self._calls[actor.__ray_call__.remote(_health)] = (name, actor)
+            calls = list(self._calls)
+            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=seconds) if calls else ([], [])
             for ref in ready:
                 name, _ = self._calls.pop(ref)
                 self.failure = self.failure or _diagnose(name, ref)
-        self._end()
+        return self.failure
 
-    def _end(self) -> None:
-        print(f"run failed: {self.failure}", file=sys.stderr, flush=True)
-        if self._guarded:
-            import _thread
-
-            _thread.interrupt_main()
+    def _run(self) -> None:
+        while not (ray.is_initialized() and self.look(0)):
+            time.sleep(INTERVAL_SECONDS)
+        if self._main_thread_reports:
+            if not self._main_thread_has_failed:
+                _thread.interrupt_main()
             time.sleep(GRACE_SECONDS)
+        _say(self.failure)
         os._exit(1)
 
 
@@ -122,14 +126,20 @@ def guarded(train: Callable[[Any], None], args: Any) -> None:
     _watch.guard()
     try:
         train(args)
+        return
     except KeyboardInterrupt:
         if _watch.failure is None:
             raise
+        _say(_watch.failure)
     except Exception as error:
+        _watch.rest()
         traceback.print_exc()
-        if _watch.failure is None:
-            print(f"run failed: {reason(error)}", file=sys.stderr, flush=True)
-    else:
-        return
+        # A death shows first as an error of whoever was talking to the dead.
+        death = _watch.look(INTERVAL_SECONDS) if ray.is_initialized() else None
+        _say(death or reason(error))
     ray.shutdown()
     raise SystemExit(1)
+
+
+def _say(failure: str | None) -> None:
+    print(f"run failed: {failure}", file=sys.stderr, flush=True)
