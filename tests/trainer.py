@@ -41,6 +41,9 @@ FLAGS: dict[str, Any] = {
     "actor.lr_scheduler": "constant",
 }
 
+# Makes the trainer measure, as vllm_kl, how far the engine's log-probabilities are from the actor's.
+MEASURE_SYNC = {"algo__advantage__is_correction_level": "token", "algo__advantage__is_correction_mode": "clip"}
+
 TIMINGS = "timing/"
 
 

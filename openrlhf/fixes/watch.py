@@ -46,7 +46,7 @@ class _Watch:
         self._main_thread_has_failed = True
 
     def look(self, seconds: float) -> str | None:
-        """Ask every actor how it is, and give them this long to answer; what is wrong with the first that is not well."""
+        """Ask every actor how it is and wait this long for answers; what is wrong with the first that is not well."""
         with self._lock:
             waiting = {id(actor) for _, actor in self._calls.values()}
             for name, actor in self._actors:
@@ -111,7 +111,7 @@ def reason(error: BaseException) -> str:
     text = str(seen.args[0]) if seen.args and isinstance(seen.args[0], str) else str(seen)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(seen, ray.exceptions.RayError):
-        return lines[-1] if lines else type(seen).__name__
+        return lines[-1].split(" Some common causes")[0] if lines else type(seen).__name__
     return f"{type(seen).__name__}: {lines[0]}" if lines else type(seen).__name__
 
 
