@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from slurm.inputs import Inputs, absolute, look_at_inputs
 from slurm.placement import accelerators
 from slurm.problems import ConfigError, UserError
 from slurm.processes import processes_of
-from slurm.progress import Status, Watch
+from slurm.progress import Status, Watch, duration
 from slurm.provenance import gather
 from slurm.report import as_markdown, validation_rows, write_report
 from slurm.run_folder import Attempt, RunFolder, create_run, open_run
@@ -59,10 +60,11 @@ def submit(arguments: argparse.Namespace) -> int:
         _show_plan(config, arguments.runs, preparation)
         return 0
     if preparation:
-        console.print(f"preparing {shown(preparation.folder)}")
-        status = local.prepare(config, preparation)
-        if status:
+        console.print(f"preparing {shown(preparation.folder)}, which is kept for later runs", highlight=False)
+        began = time.monotonic()
+        if status := local.prepare(config, preparation):
             return status
+        console.print(f"prepared in {duration(time.monotonic() - began)}", highlight=False)
         inputs = _checked(config)
     for warning in inputs.warnings:
         console.print(f"warning: {warning}", highlight=False, soft_wrap=True)

@@ -26,11 +26,18 @@ TICK = 0.2
 
 @dataclass(frozen=True)
 class Preparation:
-    """A module that makes a run's inputs, and the file in `folder` that it writes last."""
+    """A module that makes a run's inputs in `folder`, all or nothing; `done` is in it when they are there."""
 
     module: str
     folder: Path
     done: str
+
+    @property
+    def needed(self) -> bool:
+        """Whether nothing is there, or the module has changed since; it looks closer itself, but starts slowly."""
+        made = self.folder / self.done
+        sources = (ROOT / self.module.replace(".", "/")).glob("*.py")
+        return not made.is_file() or any(source.stat().st_mtime > made.stat().st_mtime for source in sources)
 
 
 PREPARATIONS = {"tiny_task": Preparation("openrlhf.rlvr.tiny_task", ROOT / "build" / "tiny", "manifest.json")}
@@ -43,7 +50,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 def preparation_of(config: Config) -> Preparation | None:
     """What has still to be made before `config` can run."""
     preparation = PREPARATIONS[config.launch.prepare] if config.launch.prepare else None
-    return preparation if preparation and not (preparation.folder / preparation.done).is_file() else None
+    return preparation if preparation and preparation.needed else None
 
 
 def prepare(config: Config, preparation: Preparation) -> int:
@@ -57,6 +64,8 @@ def prepare(config: Config, preparation: Preparation) -> int:
         status, _ = _supervise(command, trainer_environment(config.launch, folder), log, folder, signals, lambda: None)
     if status and not signals:
         raise UserError("\n".join((f"{preparation.module} failed with status {status}", *failure(log), f"log: {log}")))
+    if not status:
+        (folder / preparation.done).touch()
     return status
 
 

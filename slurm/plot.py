@@ -132,7 +132,7 @@ def _optimisation(axes: Axes, records: Sequence[Record], summary: Mapping[str, A
     if _line(axes, records, "actor_grad_norm", "gradient norm", BLUE):
         axes.set_ylabel("gradient norm", color=BLUE)
     second = next(
-        (key for key in ("entropy", "entropy_loss", "kl", "policy_loss") if any(_series(records, key)[1])), None
+        (key for key in ("entropy", "entropy_loss", "kl", "group_reward_std") if any(_series(records, key)[1])), None
     )
     if second:
         other = _second_axis(axes, second.replace("_", " "), ORANGE)

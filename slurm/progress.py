@@ -20,8 +20,8 @@ STAGES = (
     ("loading the models", re.compile(r"Actor\(|DeepSpeedEngine|DeepSpeed info")),
     ("generating", re.compile(r"Episode \[\d+/\d+\]")),
     ("evaluating", re.compile(r"Evaluation start time")),
-    ("training", re.compile(r"Evaluation completed|Global step \d+")),
-    ("saving the model", re.compile(r"Saving model")),
+    ("training", re.compile(r"Global step \d+")),
+    ("saving the model", re.compile(r"Writing model shards")),
 )
 """Stages of a run, and what in the log shows that each began."""
 
@@ -113,16 +113,16 @@ class Watch:
 
     def tick(self) -> None:
         """Read what is new and show it."""
-        for line in next(self._log):
-            for stage, sign in STAGES:
-                if sign.search(line) and stage != self.status.stage:
-                    self._enter(stage)
         for record in filter(None, map(parse_record, next(self._metrics))):
             self.status.see(record)
             if record.kind == "eval":
                 self._say(self.status.evaluation(record))
             elif not self._bar and (record.step % self._every == 0 or record.step in (1, self.status.total)):
                 self._say(f"step {record.step}/{self.status.total or '?'}  {self.status.step()}")
+        for line in next(self._log):
+            for stage, sign in STAGES:
+                if sign.search(line) and stage != self.status.stage:
+                    self._enter(stage)
         if self._bar:
             step = self.status.last.step if self.status.last else 0
             head = f"step {step}/{self.status.total or '?'}" if step else self.status.stage
