@@ -4,7 +4,6 @@ import os
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,7 +42,13 @@ class Preparation:
 PREPARATIONS = {"tiny_task": Preparation("openrlhf.rlvr.tiny_task", ROOT / "build" / "tiny", "manifest.json")}
 
 FAILED = re.compile(r"run failed: .*")
-ERROR = re.compile(r"(\([^)]*\) )?([\w.]*(Error|Exception|Interrupt)\b.*|.*\berror: .*|Killed|Segmentation fault.*)")
+"""What the trainer says last, once it knows what ended it."""
+
+ERROR = re.compile(
+    r"(?:\([^)]*\) |ERROR \S+ \S+ \[[^]]*\] )*([\w.]*(?:Error|Exception)\b.*|.*\berror: .*|Segmentation fault.*)"
+)
+"""The last line of a traceback, after what Ray and vLLM put before each line."""
+
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -128,13 +133,13 @@ def _supervise(
     return (128 + signals[0] if signals else 128 - code if code < 0 else code), left
 
 
-def failure(log: Path, most: int = 3) -> list[str]:
-    """The lines of a log that say best why a process failed."""
+def failure(log: Path) -> list[str]:
+    """The lines of a log that say best why a process failed: the trainer's own reason and the first error, which is
+    where the others came from; without any, the last lines."""
     if not log.is_file():
         return []
     with log.open(encoding="utf-8", errors="replace") as file:
-        lines = deque((COLOUR.sub("", line).strip() for line in file), maxlen=5000)
-    said = [match[0] for match in map(FAILED.search, lines) if match]
-    errors = [line for line in lines if ERROR.fullmatch(line)]
-    last = [line for line in lines if line]
-    return said[-1:] or list(dict.fromkeys(errors))[-most:] or last[-most:]
+        lines = [line for line in (COLOUR.sub("", line).strip() for line in file) if line]
+    said = [match[0] for match in map(FAILED.search, lines) if match][-1:]
+    errors = [match[1] for match in map(ERROR.fullmatch, lines) if match][:1]
+    return [*said, *(error for error in errors if error not in "".join(said))] or lines[-3:]

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slurm import ROOT
+from slurm.checks import faults as faults_between
 from slurm.config import LAUNCH_FLAGS, Config, Setting, known_flags, read_config
 from slurm.problems import ConfigError, UserError
 from slurm.schema import FLAGS_FILE, OWNED, Flag, Raw, installed_flags, trainer_flags
@@ -259,6 +261,19 @@ def test_the_flags_are_well_formed() -> None:
     assert trainer_flags().keys() >= OWNED.keys()
     assert not trainer_flags().keys() & LAUNCH_FLAGS.keys()
     assert {"eval.at_start", "eval.at_end", "logger.metrics_path"} <= known_flags().keys()
+
+
+CONFIGS = ROOT / "configs"
+
+
+@pytest.mark.parametrize("recipe", sorted(CONFIGS.glob("recipes/*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_is_sound(recipe: Path) -> None:
+    assert faults_between(read_config(recipe)) == []
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_configuration_says_first_what_it_is(path: Path) -> None:
+    assert path.read_text().startswith("# ")
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from slurm.environment import RUN_MARK, trainer_environment
 from slurm.inputs import absolute
 from slurm.local import failure
 from slurm.metrics import Record
+from slurm.processes import GRACE
 from slurm.progress import Status, Watch, clock
 from slurm.run_folder import RunFolder, create_run, open_run
 
@@ -29,7 +30,7 @@ from slurm.run_folder import RunFolder, create_run, open_run
 TRAINER = """
 import json, os, pathlib, signal, subprocess, sys, time
 out = pathlib.Path(next(word for word in sys.argv if word.startswith("--logger.metrics_path=")).partition("=")[2])
-sleep = "import time; time.sleep(60)"
+sleep = "import time; time.sleep(600)"
 
 def record(kind, step, **metrics):
     with out.open("a") as file:
@@ -69,6 +70,7 @@ class Place:
     """A recipe with its inputs in a folder, and the command line that runs it with a stand-in for the trainer."""
 
     folder: Path
+    grace: float = GRACE
 
     @property
     def recipe(self) -> Path:
@@ -84,7 +86,8 @@ class Place:
     def start(self, *words: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
         script = self.folder / "command.py"
         script.write_text(
-            "import sys\nfrom slurm import __main__, local\nreal = local.trainer_command\n"
+            "import sys\nfrom slurm import __main__, local, processes\nreal = local.trainer_command\n"
+            f"processes.GRACE = {self.grace}\n"
             f"fake = [sys.executable, {str(self.folder / 'trainer.py')!r}]\n"
             "local.trainer_command = lambda *given, **named: [*fake, *real(*given, **named)[3:]]\n"
             "sys.exit(__main__.main())\n"
@@ -103,7 +106,7 @@ class Place:
         return self.start("submit", str(self.recipe), "--runs", runs, *words, environment=environment)
 
     def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while not (self.folder / "runs" / "latest" / "ready").exists():
             assert time.monotonic() < deadline, "the stand-in did not start"
             time.sleep(0.05)
@@ -129,7 +132,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
             psutil.Process(pid).kill()
 
 
-def finish(process: subprocess.Popen[str], within: float = 40) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen[str], within: float = 120) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=within)
     return process.returncode, out, err
 
@@ -211,13 +214,13 @@ def test_a_signal_ends_every_process_of_a_run(place: Place, number: signal.Signa
     place.stand_in(
         "leave_behind(); leave_behind(env={})\n"
         "signal.signal(signal.SIGTERM, lambda *_: (out.with_name('asked').touch(), sys.exit(0)))\n"
-        "ready(); time.sleep(60)\n"
+        "ready(); time.sleep(600)\n"
     )
     process = place.submit()
     place.wait_until_ready()
     assert len(place.living()) == 3
     process.send_signal(number)
-    status, _, err = finish(process, within=20)
+    status, _, err = finish(process)
     assert status == 128 + number
     assert place.living() == []
     assert (place.run.root / "asked").exists()
@@ -226,14 +229,15 @@ def test_a_signal_ends_every_process_of_a_run(place: Place, number: signal.Signa
 
 
 def test_a_trainer_that_will_not_end_is_killed_by_a_second_signal(place: Place) -> None:
-    place.stand_in("signal.signal(signal.SIGTERM, signal.SIG_IGN); ready(); time.sleep(60)")
+    place.grace = 600
+    place.stand_in("signal.signal(signal.SIGTERM, signal.SIG_IGN); ready(); time.sleep(600)")
     process = place.submit()
     place.wait_until_ready()
     process.send_signal(signal.SIGINT)
     time.sleep(1)
     assert len(place.living()) == 1
     process.send_signal(signal.SIGINT)
-    status, _, _ = finish(process, within=10)
+    status, _, _ = finish(process, within=60)
     assert status == 130
     assert place.living() == []
 
@@ -246,12 +250,12 @@ def test_what_a_finished_trainer_leaves_behind_is_ended(place: Place) -> None:
 
 
 def test_a_trainer_whose_launcher_is_killed_is_asked_to_end(place: Place) -> None:
-    place.stand_in("ready(); time.sleep(60)")
+    place.stand_in("ready(); time.sleep(600)")
     process = place.submit()
     place.wait_until_ready()
     process.kill()
     finish(process)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while place.living() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert place.living() == []
@@ -310,7 +314,7 @@ def test_a_resume_is_a_new_attempt_in_the_same_folder(place: Place) -> None:
 
 
 def test_a_run_without_a_checkpoint_or_still_running_is_not_resumed(place: Place) -> None:
-    place.stand_in("ready(); time.sleep(60)")
+    place.stand_in("ready(); time.sleep(600)")
     process = place.submit()
     place.wait_until_ready()
     folder = str(place.folder / "runs" / "latest")
@@ -394,14 +398,32 @@ def test_time_left_follows_the_pace_of_the_last_steps() -> None:
     assert (clock(5), clock(65), clock(3725)) == ("0:05", "1:05", "1:02:05")
 
 
-def test_the_reason_of_a_failure_is_found_under_rays_prefixes_and_colours(tmp_path: Path) -> None:
-    log = tmp_path / "driver.log"
-    log.write_text(
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    {
         "loading\n\x1b[36m(Actor pid=7)\x1b[0m Traceback (most recent call last):\n"
-        "\x1b[36m(Actor pid=7)\x1b[0m torch.OutOfMemoryError: tried to allocate\n(raylet) done\n"
-    )
-    assert failure(log) == ["(Actor pid=7) torch.OutOfMemoryError: tried to allocate"]
-    assert failure(tmp_path / "missing") == []
+        "\x1b[36m(Actor pid=7)\x1b[0m torch.OutOfMemoryError: tried to allocate\n(raylet) done\n": [
+            "torch.OutOfMemoryError: tried to allocate"
+        ],
+        "(Engine pid=1) (Core pid=2) ERROR 11-29 23:03:01 [core.py:1376] RuntimeError: no offset\n"
+        "EngineDeadError: see above\nrun failed: engine 0 has died\n": [
+            "run failed: engine 0 has died",
+            "RuntimeError: no offset",
+        ],
+        "ValueError: empty\nrun failed: ValueError: empty\n": ["run failed: ValueError: empty"],
+        "usage: trainer\ntrainer: error: unrecognized arguments: --x\n": [
+            "trainer: error: unrecognized arguments: --x"
+        ],
+        "one\ntwo\nthree\nfour\n\n": ["two", "three", "four"],
+    }.items(),
+)
+def test_the_reason_of_a_failure_is_found_under_what_ray_and_vllm_write_around_it(
+    tmp_path: Path, log: str, reason: list[str]
+) -> None:
+    path = tmp_path / "driver.log"
+    assert failure(path) == []
+    path.write_text(log)
+    assert failure(path) == reason
 
 
 def test_a_log_in_node_needs_neither_torch_nor_ray_nor_vllm_nor_a_plotting_library() -> None:
