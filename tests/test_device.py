@@ -31,7 +31,8 @@ def test_without_the_switch_everything_is_upstreams():
     """GPU behaviour is unchanged by construction: the accelerator is torch.cuda, and every name comes back as given."""
     code = """
 import torch
-from openrlhf.device import accelerator, device_name, tensor_parallel_executor, worker_extension
+from openrlhf.device import accelerator, device_name, engine_options, tensor_parallel_executor, worker_extension
+from openrlhf.device.distributed import partitioned_loading
 from openrlhf.device.start import prepare, ray_options
 from openrlhf.repeat.seeds import repeatable_optimizer
 assert accelerator is torch.cuda
@@ -39,7 +40,8 @@ for function in (device_name, tensor_parallel_executor, worker_extension):
     assert function("as upstream has it") == "as upstream has it"
 args, optimizer = object(), {"type": "AdamW", "params": {"lr": 1.0}}
 assert prepare(args) is args
-assert ray_options(args) == {}
+assert ray_options(args) == {} and engine_options() == {}
+assert partitioned_loading(list, "ab") == ["a", "b"]
 assert repeatable_optimizer(optimizer) is optimizer
 """
     done = python(code)

@@ -58,3 +58,8 @@ def worker_extension(cuda_class: str) -> str:
 def tensor_parallel_executor(cuda_executor: str) -> str:
     """vLLM's executor for tensor-parallel engines; its Ray executor places workers by GPU and refuses a CPU."""
     return "mp" if ON_CPU else cuda_executor
+
+
+def engine_options() -> dict[str, Any]:
+    """Further options of a vLLM engine. On CPU a request with a seed cannot be prefilled in chunks (vLLM 0.29)."""
+    return {"enable_chunked_prefill": False} if ON_CPU else {}

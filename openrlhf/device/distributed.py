@@ -1,5 +1,6 @@
-"""Start of torch's process group through DeepSpeed."""
+"""Where DeepSpeed behaves otherwise on a CPU than on a GPU."""
 
+from collections.abc import Callable
 from typing import Any
 
 import deepspeed
@@ -15,3 +16,12 @@ def init_distributed(**kwargs: Any) -> None:
     if ON_CPU:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(**kwargs)
+
+
+def partitioned_loading(config_class: Callable[[Any], Any], config: Any) -> Any:
+    """What makes transformers load into partitioned parameters (ZeRO-3) for as long as it lives; None on CPU.
+
+    Over gloo that loading leaves some parameters partly uninitialised now and then (seen with two ranks on a busy
+    machine). Without it every rank loads the whole model, and DeepSpeed partitions it when it takes it over.
+    """
+    return None if ON_CPU else config_class(config)

@@ -134,8 +134,8 @@ def guarded(train: Callable[[Any], None], args: Any) -> None:
     except Exception as error:
         _watch.rest()
         traceback.print_exc()
-        # A death shows first as an error of whoever was talking to the dead.
-        death = _watch.look(INTERVAL_SECONDS) if ray.is_initialized() else None
+        # A death shows first as an error of whoever was talking to the dead. The first look clears older answers away.
+        death = (_watch.look(0) or _watch.look(INTERVAL_SECONDS)) if ray.is_initialized() else None
         _say(death or reason(error))
     ray.shutdown()
     raise SystemExit(1)

@@ -1,5 +1,6 @@
 """Evaluation before the first and after the last step, so that a run says by itself what it gained."""
 
+import time
 from typing import Any
 
 import ray
@@ -48,6 +49,7 @@ def _evaluate_at_end(trainer: Any) -> None:
 
 def _evaluate(trainer: Any, step: int) -> None:
     """Evaluate and log, on the synchronous trainer itself or on the two actors of the asynchronous one."""
+    _call(trainer, lambda logging: setattr(logging.tensorboard_logger, "evaluation_started", time.time()))
     if hasattr(trainer, "generator_actor"):
         metrics = ray.get(trainer.generator_actor._run_eval.remote())
         _call(trainer, lambda logging: logging.tensorboard_logger.log_eval(step, metrics))
