@@ -54,12 +54,16 @@ class Patch:
 
 @dataclass(frozen=True)
 class Group:
-    """Patches that are built together, with the package folder that holds their own modules."""
+    """Patches that are built together, with the package folder that holds their own modules.
+
+    ``leans_on`` names upstream definitions that the patches and modules need without editing or importing them.
+    """
 
     name: str
     package: str
     purpose: str
     patches: tuple[Patch, ...]
+    leans_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def load_series(root: Path = ROOT) -> Series:
         if stray := sorted(present - set(listed)):
             raise QueueError(f"{folder}: {', '.join(stray)}: not named in series.toml; add or delete the file")
         patches = tuple(_load_patch(name, patch, folder / f"{patch}.toml") for patch in listed)
-        groups.append(Group(name, entry["package"], entry["purpose"], patches))
+        groups.append(Group(name, entry["package"], entry["purpose"], patches, tuple(entry.get("leans_on", []))))
     return Series(_require(data, "upstream", root / "series.toml"), tuple(groups))
 
 
