@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from email.parser import HeaderParser
 from pathlib import Path
 
 from patches.errors import QueueError
 from patches.queue import PACKAGE, REPO, ROOT
 
-LOCKS = ROOT / "locks"
+LOCK_TYPES = {"version": str, "wheel": str, "sha256": str, "requires_dist": list, "fingerprints": dict}
 CACHE = REPO / "build" / "cache"
 
 
@@ -22,13 +23,20 @@ def lock_path(version: str, root: Path = ROOT) -> Path:
 
 
 def load_lock(version: str, root: Path = ROOT) -> dict:
+    """The lock of a release; QueueError when it is missing, cannot be read or lacks a key."""
     path = lock_path(version, root)
     try:
-        return json.loads(path.read_text())
+        lock = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise QueueError(f"{path}: no lock for release {version}; `python -m patches lock` writes it") from None
     except json.JSONDecodeError as error:
         raise QueueError(f"{path}:{error.lineno}: not JSON: {error.msg}; restore it from git") from None
+    except UnicodeDecodeError as error:
+        raise QueueError(f"{path}: not UTF-8 at byte {error.start}; restore it from git") from None
+    for key, kind in LOCK_TYPES.items():
+        if not isinstance(lock, dict) or not isinstance(lock.get(key), kind):
+            raise QueueError(f"{path}: {key!r} is missing or no {kind.__name__}; restore it from git")
+    return lock
 
 
 def find_wheel(version: str, given: Path | None, cache: Path = CACHE) -> Path:
@@ -83,32 +91,42 @@ class Release:
     """Texts of a release's wheel, by what they are."""
 
     def __init__(self, wheel: Path) -> None:
-        try:
-            archive = zipfile.ZipFile(wheel)
-        except zipfile.BadZipFile:
-            raise QueueError(f"{wheel}: not a wheel (not a zip archive)") from None
         self.package: dict[str, bytes] = {}
         self.tests: dict[str, bytes] = {}
         self.licence = b""
         self.metadata = ""
-        for name in archive.namelist():
+        for name, data in _members(wheel).items():
             # Files stand at the top of a plain wheel, or below NAME.data/purelib/ in one tagged for a platform.
             path = name.split(".data/purelib/", 1)[-1]
             if path.startswith(f"{PACKAGE}/"):
-                self.package[path.removeprefix(f"{PACKAGE}/")] = archive.read(name)
+                self.package[path.removeprefix(f"{PACKAGE}/")] = data
             elif path.startswith("tests/"):
-                self.tests[path.removeprefix("tests/")] = archive.read(name)
+                self.tests[path.removeprefix("tests/")] = data
             elif path.endswith(".dist-info/METADATA"):
-                self.metadata = archive.read(name).decode()
-            elif path.endswith(".dist-info/LICENSE") or path.endswith(".dist-info/licenses/LICENSE"):
-                self.licence = archive.read(name)
-        if not self.package:
-            raise QueueError(f"{wheel}: holds no package {PACKAGE!r}")
+                self.metadata = data.decode(errors="replace")
+            elif path.endswith((".dist-info/LICENSE", ".dist-info/licenses/LICENSE")):
+                self.licence = data
+        for part, what in (
+            (self.package, f"package {PACKAGE!r}"),
+            (self.metadata, "METADATA"),
+            (self.licence, "LICENSE, which the fork must carry on"),
+        ):
+            if not part:
+                raise QueueError(f"{wheel}: holds no {what}; give a complete wheel with --wheel")
 
     @property
     def sources(self) -> dict[str, str]:
         """Python modules below the package, path to text."""
-        return {path: data.decode() for path, data in self.package.items() if path.endswith(".py")}
+        result = {}
+        for path, data in self.package.items():
+            if path.endswith(".py"):
+                try:
+                    result[path] = data.decode()
+                except UnicodeDecodeError as error:
+                    raise QueueError(
+                        f"{path}: the release's module is not UTF-8 at byte {error.start}, which the queue cannot edit"
+                    ) from None
+        return result
 
     @property
     def version(self) -> str:
@@ -117,3 +135,12 @@ class Release:
     @property
     def requires_dist(self) -> list[str]:
         return [str(value) for value in HeaderParser().parsestr(self.metadata).get_all("Requires-Dist") or []]
+
+
+def _members(wheel: Path) -> dict[str, bytes]:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+    # What zipfile raises for damage in the directory, in a member's data, and in a member's header.
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise QueueError(f"{wheel}: not a wheel, or damaged ({error}); delete it to download it again") from None
