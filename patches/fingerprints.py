@@ -18,13 +18,13 @@ Fingerprints = dict[str, str]
 
 
 def of_series(series: Series, sources: Sources, repo: Path) -> Fingerprints:
-    """Fingerprint every definition that a patch edits and every one that our modules import.
+    """Fingerprint every definition that a patch edits, that our modules import, or that the series names.
 
     Keys are ``module:qualified.name``; a class has one entry for its head and class-level statements and one for each
     method. Edits that speak for the whole package (the device rule) are left out: they do not depend on what the
     functions around their matches do.
     """
-    wanted = set(_edited(series, sources)) | set(_imported(series, sources, repo))
+    wanted = set(_edited(series, sources)) | set(_imported(series, sources, repo)) | set(_named(series, sources))
     result: Fingerprints = {}
     for module, name in sorted(wanted):
         result |= _fingerprint(sources, module, name)
@@ -47,6 +47,16 @@ def check(locked: Fingerprints, found: Fingerprints, version: str) -> None:
             + "\n  ".join(differences)
             + "\n  Read each in the release, adapt the patch or module, then accept with: python -m patches lock"
         )
+
+
+def _named(series: Series, sources: Sources) -> Iterator[tuple[str, str]]:
+    """Definitions that ``series.toml`` names because our modules reach them through an object, not by an import."""
+    for group in series.groups:
+        for entry in group.leans_on:
+            module, _, name = entry.partition(":")
+            if module not in sources or name not in dict(definitions(sources[module])):
+                raise QueueError(f"series.toml: {group.name}: leans_on: {entry}: no such definition in this release")
+            yield module, name
 
 
 def _edited(series: Series, sources: Sources) -> Iterator[tuple[str, str]]:

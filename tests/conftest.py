@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -14,6 +15,11 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+# Examples are timed by nobody: a busy machine is no failure of a property.
+settings.register_profile("project", deadline=None)
+settings.load_profile("project")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -42,9 +42,9 @@ def kill_and_time(folder, task, name, **flags):
 
 
 def reason(run):
-    lines = [line for line in run.log.splitlines() if line.startswith("run failed: ")]
-    assert lines, run.log[-3000:]
-    return lines[-1]
+    last = run.log.strip().splitlines()[-1]
+    assert last.startswith("run failed: "), run.log[-3000:]
+    return last
 
 
 def test_a_killed_engine_core_ends_an_asynchronous_run(task, tmp_path):

@@ -14,6 +14,7 @@ def upstream_parser():
     parser = argparse.ArgumentParser()
     parser.add_argument("--eval.dataset", type=str, default=None, help="secret prose")
     parser.add_argument("--logger.tensorboard_dir", type=str, default=None)
+    parser.add_argument("--logger.logging_steps", type=int, default=1)
     parser.add_argument("--actor.adam.betas", type=float, nargs=2, default=(0.9, 0.95))
     parser.add_argument("--ckpt.max_mem", type=float, default=float("inf"))
     parser.add_argument("--actor.nesterov", action="store_true", default=True)
@@ -37,6 +38,9 @@ def test_all_problems_are_reported_at_once():
     with pytest.raises(SystemExit) as error:
         flags.parse(upstream_parser(), ["--eval.at_start"])
     assert "set --eval.dataset" in str(error.value) and "set --logger.metrics_path" in str(error.value)
+    rare = ["--eval.at_end", "--eval.dataset", "d", "--logger.metrics_path", "m", "--logger.logging_steps", "10"]
+    with pytest.raises(SystemExit, match=r"set --logger\.logging_steps 1"):
+        flags.parse(upstream_parser(), rare)
 
 
 def test_the_schema_tells_types_and_defaults_and_no_prose(tmp_path):

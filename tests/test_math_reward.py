@@ -2,11 +2,14 @@
 
 import json
 import random
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from hypothesis import example, given
@@ -91,6 +94,18 @@ def test_a_process_that_died_is_replaced(comparer):
     comparer._process.kill()
     assert comparer.compare("1", "2") == "comparison failed"
     assert comparer.compare("1", "2") == "not equivalent"
+
+
+def test_the_process_ends_with_its_owner():
+    owner = (
+        "import os; from openrlhf.rlvr.rewards.comparer import Comparer; one = Comparer(); one.compare('1', '2');"
+        "print(one._process.pid, flush=True); os._exit(1)"
+    )
+    pid = int(subprocess.run([sys.executable, "-c", owner], stdout=subprocess.PIPE, text=True).stdout)
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_comparisons_from_many_threads_keep_their_own_answers(comparer):

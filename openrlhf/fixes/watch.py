@@ -30,7 +30,7 @@ class _Watch:
         self._calls: dict[ray.ObjectRef, tuple[str, Any]] = {}
         self._lock = threading.Lock()
         self._main_thread_reports = False
-        self._main_thread_has_failed = False
+        self._over = False
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def add(self, name: str, actor: Any) -> None:
@@ -41,9 +41,9 @@ class _Watch:
         """From now on the main thread is interrupted at a failure and reports it; otherwise the process just exits."""
         self._main_thread_reports = True
 
-    def rest(self) -> None:
-        """The main thread has failed by itself: interrupt it no more."""
-        self._main_thread_has_failed = True
+    def end(self) -> None:
+        """The run is over, well or not: act no more."""
+        self._over = True
 
     def look(self, seconds: float) -> str | None:
         """Ask every actor how it is and wait this long for answers; what is wrong with the first that is not well."""
@@ -60,14 +60,23 @@ class _Watch:
         return self.failure
 
     def _run(self) -> None:
-        while not (ray.is_initialized() and self.look(0)):
+        told = False
+        while self.failure is None:
             time.sleep(INTERVAL_SECONDS)
+            if self._over:
+                return
+            try:
+                if ray.is_initialized():
+                    self.look(0)
+            except Exception as error:  # not to be able to look is no death, and must not end the looking
+                if not told:
+                    print(f"the watch over actors could not look: {error}", file=sys.stderr, flush=True)
+                told = True
         if self._main_thread_reports:
-            if not self._main_thread_has_failed:
+            if not self._over:
                 _thread.interrupt_main()
             time.sleep(GRACE_SECONDS)
-        _say(self.failure)
-        os._exit(1)
+        _say_and_exit(self.failure)
 
 
 def _health(actor: Any) -> str | None:
@@ -79,8 +88,12 @@ def _health(actor: Any) -> str | None:
 def _diagnose(name: str, ref: ray.ObjectRef) -> str | None:
     try:
         trouble = ray.get(ref)
-    except Exception as error:  # whatever it is, the actor cannot be called any more
+    except ray.exceptions.ActorUnavailableError:
+        return None  # a broken connection, which may come back; it is asked again
+    except ray.exceptions.RayActorError as error:
         trouble = reason(error)
+    except ray.exceptions.RayError:
+        return None  # the question failed, not the actor
     return f"{name}: {trouble}" if trouble else None
 
 
@@ -125,21 +138,36 @@ def guarded(train: Callable[[Any], None], args: Any) -> None:
     _watch = _watch or _Watch()
     _watch.guard()
     try:
-        train(args)
-        return
+        failure = _attempt(train, args, _watch)
     except KeyboardInterrupt:
-        if _watch.failure is None:
+        failure = _watch.failure
+        if failure is None:
             raise
-        _say(_watch.failure)
+    _watch.end()
+    if failure is not None:
+        last_resort = threading.Timer(GRACE_SECONDS, _say_and_exit, (failure,))
+        last_resort.daemon = True
+        last_resort.start()
+        ray.shutdown()
+        _say(failure)
+        raise SystemExit(1)
+
+
+def _attempt(train: Callable[[Any], None], args: Any, watch: _Watch) -> str | None:
+    try:
+        train(args)
     except Exception as error:
-        _watch.rest()
         traceback.print_exc()
         # A death shows first as an error of whoever was talking to the dead. The first look clears older answers away.
-        death = (_watch.look(0) or _watch.look(INTERVAL_SECONDS)) if ray.is_initialized() else None
-        _say(death or reason(error))
-    ray.shutdown()
-    raise SystemExit(1)
+        death = (watch.look(0) or watch.look(INTERVAL_SECONDS)) if ray.is_initialized() else None
+        return death or reason(error)
+    return None
 
 
-def _say(failure: str | None) -> None:
+def _say_and_exit(failure: str) -> None:
+    _say(failure)
+    os._exit(1)
+
+
+def _say(failure: str) -> None:
     print(f"run failed: {failure}", file=sys.stderr, flush=True)

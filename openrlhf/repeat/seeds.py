@@ -22,7 +22,8 @@ def for_sample(params: "SamplingParams", index: int) -> "SamplingParams":
 
     Args:
         params: of the draw; its seed, if it has one, is the draw's.
-        index: number of the sample within the draw. Equal seeds would make all samples of a prompt copies.
+        index: number of the sample within the draw, or number of tokens before a turn of it. Equal seeds would make all
+            samples of a prompt copies, and give every turn of an agent the same noise.
     """
     own = params.clone()
     if params.seed is not None:

@@ -22,11 +22,16 @@ class Evaluation:
             found.append(f"{' and '.join(names)}: nothing to evaluate; set --eval.dataset")
         if names and not (flags["logger.metrics_path"] or flags["logger.tensorboard_dir"]):
             found.append(f"{' and '.join(names)}: set --logger.metrics_path or --logger.tensorboard_dir for the result")
+        if self.at_end and flags["logger.logging_steps"] != 1:
+            found.append("--eval.at_end: set --logger.logging_steps 1, or the last step is not known")
         return found
 
 
 def fit(trainer: Any, args: Any) -> None:
-    """Train to the end, with the evaluations that the flags ask for; ``trainer`` is upstream's trainer actor."""
+    """Train to the end, with the evaluations that the flags ask for; ``trainer`` is upstream's trainer actor.
+
+    The last evaluation goes to the metrics file and TensorBoard only: upstream has closed Weights & Biases by then.
+    """
     wanted: Evaluation = Evaluation.of(args)  # type: ignore[attr-defined]
     if wanted.at_start:
         ray.get(trainer.__ray_call__.remote(_evaluate_at_start))
@@ -36,30 +41,41 @@ def fit(trainer: Any, args: Any) -> None:
 
 
 def _evaluate_at_start(trainer: Any) -> None:
-    states = _call(trainer, lambda logging: logging.init_checkpoint_states())
+    states = _on_logger(trainer, lambda logging: logging.init_checkpoint_states())
     if states["global_step"] == 0:
         _evaluate(trainer, 0)
 
 
 def _evaluate_at_end(trainer: Any) -> None:
-    last = _call(trainer, lambda logging: logging.tensorboard_logger.last_step)
+    last = _on_logger(trainer, lambda logging: logging.tensorboard_logger.last_step)
     if "train" in last and last.get("eval") != last["train"]:
-        _evaluate(trainer, last["train"])
+        _evaluate(trainer, last["train"], closed=True)
 
 
-def _evaluate(trainer: Any, step: int) -> None:
-    """Evaluate and log, on the synchronous trainer itself or on the two actors of the asynchronous one."""
-    _call(trainer, lambda logging: setattr(logging.tensorboard_logger, "evaluation_started", time.time()))
+def _evaluate(trainer: Any, step: int, closed: bool = False) -> None:
+    """Evaluate on the synchronous trainer itself or on the generator of the asynchronous one, and log the result."""
+    started = time.time()
     if hasattr(trainer, "generator_actor"):
         metrics = ray.get(trainer.generator_actor._run_eval.remote())
-        _call(trainer, lambda logging: logging.tensorboard_logger.log_eval(step, metrics))
-        return
-    evaluation = trainer.args.eval
-    overrides = {"temperature": evaluation.temperature, "n_samples_per_prompt": evaluation.n_samples_per_prompt}
-    trainer.evaluate(step, **{**trainer.generate_kwargs, **overrides})
+    else:
+        from openrlhf.trainer.ppo_trainer import compute_eval_metrics
+
+        evaluation = trainer.args.eval
+        count = evaluation.n_samples_per_prompt
+        overrides = {"temperature": evaluation.temperature, "n_samples_per_prompt": count}
+        samples = trainer.samples_generator.generate_eval_samples(**{**trainer.generate_kwargs, **overrides})
+        metrics = compute_eval_metrics(trainer.eval_dataloader, samples, count)
+    metrics["timing/evaluation"] = time.time() - started
+
+    def log(logging: Any) -> None:
+        trackers = [logging.tensorboard_logger, None if closed else logging.wandb_logger]
+        for tracker in filter(None, trackers):
+            tracker.log_eval(step, metrics)
+
+    _on_logger(trainer, log)
 
 
-def _call(trainer: Any, function: Any) -> Any:
+def _on_logger(trainer: Any, function: Any) -> Any:
     """Run a function on the object that holds the loggers and checkpoint states."""
     if hasattr(trainer, "trainer_actor"):
         return ray.get(trainer.trainer_actor.__ray_call__.remote(function))

@@ -34,7 +34,6 @@ class MetricsLogger:
         self._path = path
         self._inner = inner
         self.last_step: dict[str, int] = {}
-        self.evaluation_started: float | None = None
 
     def log_train(self, global_step: int, logs_dict: dict[str, Any]) -> None:
         self._append("train", global_step, logs_dict)
@@ -42,10 +41,6 @@ class MetricsLogger:
             self._inner.log_train(global_step, logs_dict)
 
     def log_eval(self, global_step: int, logs_dict: dict[str, Any]) -> None:
-        """Evaluations whose start was noted get a ``timing/evaluation``, in seconds."""
-        if self.evaluation_started is not None:
-            logs_dict = {**logs_dict, "timing/evaluation": time.time() - self.evaluation_started}
-            self.evaluation_started = None
         self._append("eval", global_step, logs_dict)
         if self._inner:
             self._inner.log_eval(global_step, logs_dict)

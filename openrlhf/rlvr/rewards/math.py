@@ -36,7 +36,7 @@ BOX = re.compile(r"\\boxed\s*\{")
 # Spacing and size commands, which never change a value; \left and \right stand before a delimiter only.
 DECORATION = re.compile(r"\\(?:left|right)(?![a-zA-Z])|\\[,!;: ]|\$|\s+|~")
 NUMBER = re.compile(r"[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?")
-UNEVALUATED = re.compile(r"\d\s*[+*]\s*\(*\d")
+UNEVALUATED = re.compile(r"\d\s*(?:[+*×·]|\\times(?![a-zA-Z])|\\cdot(?![a-zA-Z]))\s*[({]*\d")
 
 _comparer = Comparer()
 
@@ -151,6 +151,23 @@ def _number(text: str) -> Fraction | None:
     return Fraction(text.replace(",", "")) if len(text) < 100 and NUMBER.fullmatch(text) else None
 
 
-@lru_cache(maxsize=4096)
 def _compare(gold: str, answer: str) -> Cause:
-    return _comparer.compare(gold, answer)
+    try:
+        return _decided(gold, answer)
+    except _Undecided as undecided:
+        return undecided.cause
+
+
+class _Undecided(Exception):
+    """No verdict but an accident of the moment, which must not be remembered."""
+
+    def __init__(self, cause: Cause) -> None:
+        self.cause = cause
+
+
+@lru_cache(maxsize=4096)
+def _decided(gold: str, answer: str) -> Cause:
+    cause = _comparer.compare(gold, answer)
+    if cause in ("timed out", "comparison failed"):
+        raise _Undecided(cause)
+    return cause
