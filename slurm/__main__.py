@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from slurm import ROOT, local
-from slurm.checks import faults
+from slurm.checks import faults, last_step
 from slurm.config import Config, read_config, shown
 from slurm.inputs import Inputs, absolute, look_at_inputs
 from slurm.placement import accelerators
@@ -57,7 +58,7 @@ def submit(arguments: argparse.Namespace) -> int:
     inputs = _checked(config, preparation.folder if preparation else None)
     local.check_devices(config, local.visible_gpus())
     if arguments.dry_run:
-        _show_plan(config, arguments.runs, preparation)
+        _show_plan(config, arguments.runs, preparation, inputs.warnings)
         return 0
     if preparation:
         console.print(f"preparing {shown(preparation.folder)}, which is kept for later runs", highlight=False)
@@ -124,7 +125,8 @@ def _train(run: RunFolder, config: Config, inputs: Inputs, console: Console, res
 
 def _checked(config: Config, to_be_made: Path | None = None) -> Inputs:
     inputs = look_at_inputs(config, to_be_made)
-    if problems := [*faults(config), *inputs.problems]:
+    problems = [*faults(config), *inputs.problems]
+    if problems := problems or [*last_step(config, inputs.rows(config, "data.prompt_dataset"))]:
         raise ConfigError(problems)
     return inputs
 
@@ -134,13 +136,15 @@ def _show_report(run: RunFolder, console: Console) -> None:
     console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal, markup=False)
 
 
-def _show_plan(config: Config, runs: Path, preparation: local.Preparation | None) -> None:
-    run = RunFolder(runs.absolute() / f"{config.name}-<time>")
+def _show_plan(config: Config, runs: Path, preparation: local.Preparation | None, warnings: Sequence[str]) -> None:
+    run = RunFolder(runs.resolve() / f"{config.name}-TIME")
     print(config.dump())
     if preparation:
         print(f"# first: {preparation.module} makes {shown(preparation.folder)}; its files are checked then")
     print(f"# {config.launch.device}: " + ", ".join(f"{part} {count}" for part, count in accelerators(config).items()))
-    print(" \\\n    ".join(local.trainer_command(run, config)))
+    for warning in warnings:
+        print(f"# warning: {warning}")
+    print(" \\\n    ".join(map(shlex.quote, local.trainer_command(run, config))))
 
 
 def _complain(text: str) -> None:

@@ -17,6 +17,7 @@ from slurm.placement import (
     size,
 )
 from slurm.problems import Problem
+from slurm.ranges import values
 
 Check = Callable[[Config], Iterator[Problem]]
 
@@ -25,7 +26,7 @@ GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 
 def faults(config: Config) -> list[Problem]:
     """All faults between settings."""
-    for checks in (positive,), (ranks,), CHECKS:  # the later ones divide by what the first two look at
+    for checks in (values,), (ranks,), CHECKS:  # the later ones divide by what the first two look at
         if problems := [problem for find in checks for problem in find(config)]:
             return problems
     return []
@@ -43,21 +44,11 @@ def required(config: Config) -> Iterator[Problem]:
         yield config.problem(
             "reward.remote_url", "give a reward function (a .py file), or a model by reward.model_name_or_path"
         )
-
-
-def positive(config: Config) -> Iterator[Problem]:
-    keys = (
-        *("rollout.batch_size", "rollout.n_samples_per_prompt", "rollout.micro_batch_size"),
-        *("train.batch_size", "train.micro_batch_size", "train.num_episodes", "train.max_epochs"),
-        *("actor.num_nodes", "actor.num_gpus_per_node", "vllm.tensor_parallel_size", "data.max_len"),
-        *("ds.ring_attn_size", "ds.tensor_parallel_size", "eval.n_samples_per_prompt", "train.async_queue_size"),
-    )
-    for key in keys:
-        if config[key] < 1:
-            yield config.problem(key, "must be 1 or more")
-    for key in ("eval.steps", "ckpt.save_steps"):
-        if config[key] < 1 and config[key] != -1:
-            yield config.problem(key, "must be 1 or more, or -1 for never")
+    used = {"ref": has_reference(config), "critic": has_critic(config), "reward": not has_reward_function(config)}
+    for part in (part for part, needed in used.items() if needed):
+        for key in (f"{part}.num_nodes", f"{part}.num_gpus_per_node"):
+            if config[key] < 1:
+                yield config.problem(key, f"must be 1 or more: this run has a {part} model")
 
 
 def ranks(config: Config) -> Iterator[Problem]:
@@ -96,6 +87,30 @@ def batches(config: Config) -> Iterator[Problem]:
         yield config.problem(
             "rollout.micro_batch_size", f"{samples} samples in pieces of {micro} leave some of {dp} actor ranks idle"
         )
+
+
+def last_step(config: Config, rows: int | None) -> Iterator[Problem]:
+    """The step that is left of an episode of `rows` prompts, for a configuration without faults of its own.
+
+    Ranks that get fewer samples than others would wait for ever, and an update of another size would be cut off or
+    run into the next step's.
+    """
+    if not rows or config["train.dynamic_batch_enable"] or config["algo.dynamic_filtering_enable"]:
+        return
+    prompts = min(config["rollout.vllm_generate_batch_size"] or rows, config["rollout.batch_size"])
+    left, batch, dp = rows % prompts, config["train.batch_size"], data_parallel_ranks(config)
+    samples = left * config["rollout.n_samples_per_prompt"]
+    pieces = config["rollout.micro_batch_size"] * dp if dp > 1 else 1
+    if samples % batch == 0 and samples % pieces == 0:
+        return
+    whole = rows - left
+    way_out = f"write data.max_samples: {whole}" if whole else f"lower rollout.batch_size to {rows} or less"
+    unit = f"train.batch_size {batch}" if samples % batch else f"rollout.micro_batch_size x {dp} actor ranks = {pieces}"
+    yield config.problem(
+        "data.max_samples",
+        f"{rows} prompts in steps of {prompts} leave {left} for the last step of an episode, and their {samples} "
+        f"samples are not a multiple of {unit}: {way_out}",
+    )
 
 
 def generation(config: Config) -> Iterator[Problem]:

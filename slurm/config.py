@@ -205,7 +205,11 @@ def _entries_of_node(node: Node | None, name: str, problems: list[Problem]) -> I
         return
     first: dict[str, str] = {}
     for key_node, value_node in node.value:
-        key, where = str(key_node.value), _place(name, key_node)
+        where = _place(name, key_node)
+        if not isinstance(key_node, ScalarNode):
+            problems.append(Problem(where, "(key)", "expected the name of a flag, found a list or a mapping"))
+            continue
+        key = str(key_node.value)
         if key in first:
             problems.append(Problem(where, key, f"given twice, first at {first[key]}"))
         first.setdefault(key, where)
@@ -218,11 +222,15 @@ def _entries_of_overrides(overrides: Sequence[str], problems: list[Problem]) -> 
         if not separator or not key:
             problems.append(Problem(COMMAND_LINE, override, "expected key=value"))
             continue
+        if not text.strip():
+            fault = f"the value is empty: `{key}=null` leaves the flag out, `{key}=\"''\"` gives it empty text"
+            problems.append(Problem(COMMAND_LINE, key, fault))
+            continue
         try:
             node = _compose(text, COMMAND_LINE)
         except ConfigError:
             node = None
-        raw = _raw(node, COMMAND_LINE, COMMAND_LINE) if node else Raw(text or None, text, COMMAND_LINE)
+        raw = _raw(node, COMMAND_LINE, COMMAND_LINE) if node else Raw(text, text, COMMAND_LINE)
         flag = known_flags().get(key)
         if flag and flag.type == "str" and flag.nargs is None and isinstance(raw.value, dict | list):
             raw = Raw(text, text, COMMAND_LINE)  # `Question: {}` is a template here, whatever YAML makes of it
@@ -240,11 +248,13 @@ def _compose(text: str, name: str) -> Node | None:
         raise ConfigError([Problem(f"{name}{line}", "(syntax)", f"not YAML: {words}")]) from error
     except YAMLError as error:
         raise ConfigError([Problem(name, "(syntax)", f"not YAML: {error}")]) from error
+    except RecursionError as error:
+        raise ConfigError([Problem(name, "(syntax)", "nested too deeply: expected `key: value` lines")]) from error
 
 
 def _raw(node: Node, name: str, where: str) -> Raw:
     if isinstance(node, SequenceNode):
-        return Raw([_raw(item, name, _place(name, item)) for item in node.value], "[..]", where)
+        return Raw([_item(item, name) for item in node.value], "[..]", where)
     if isinstance(node, ScalarNode):
         try:
             value = _SCALARS.construct_object(node)
@@ -252,6 +262,14 @@ def _raw(node: Node, name: str, where: str) -> Raw:
             value = node.value
         return Raw(value, str(node.value), where)
     return Raw({}, "{..}", where)
+
+
+def _item(node: Node, name: str) -> Raw:
+    where = _place(name, node)
+    if isinstance(node, SequenceNode):
+        # No flag takes a list in a list, and this one may hold itself: what is in it is not looked at.
+        return Raw([Raw(None, "", where)] * len(node.value), "[..]", where)
+    return _raw(node, name, where)
 
 
 def _place(name: str, node: Node) -> str:

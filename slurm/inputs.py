@@ -164,10 +164,20 @@ def _read_rows(path: Path, config: Config) -> Iterator[dict[str, Any]]:
         if not isinstance(row, dict):
             raise UserError(f"{shown(path)}: {place} is not an object {{..}} but {type(row).__name__}")
         for key in keys:
-            if row.get(config[key]) is None:
-                there = "null there" if config[key] in row else f"missing; there are {', '.join(row)}"
-                raise UserError(f"{shown(path)}: {place}: '{config[key]}' ({key}) is {there}")
+            if fault := _fault_of_cell(row, config[key], key):
+                raise UserError(f"{shown(path)}: {place}: '{config[key]}' ({key}) is {fault}")
         yield row
+
+
+def _fault_of_cell(row: dict[str, Any], name: str, key: str) -> str | None:
+    value = row.get(name)
+    if value is None:
+        return "null there" if name in row else f"missing; there are {', '.join(row)}"
+    if value == [] or (isinstance(value, str) and not value.strip()):
+        return "empty there"
+    if isinstance(value, bool):
+        return f"{json.dumps(value)} there: expected {'text or a number' if key == 'data.label_key' else 'a prompt'}"
+    return None
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:

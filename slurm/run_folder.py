@@ -145,10 +145,11 @@ def create_run(runs: Path, name: str, config: Config, typed: Sequence[str], prov
 
 
 def _new_folder(runs: Path, stem: str) -> Path:
-    """Make and return the first of `stem`, `stem-2`, `stem-3`, ... that is not there."""
+    """Make and return the first of `stem`, `stem-2`, `stem-3`, ... that is not there; links in `runs` are followed,
+    because a run's processes bear the path that `open_run` finds it by."""
     number = 1
     while True:
-        folder = runs.absolute() / (stem if number == 1 else f"{stem}-{number}")
+        folder = runs.resolve() / (stem if number == 1 else f"{stem}-{number}")
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
