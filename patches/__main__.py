@@ -23,15 +23,19 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--wheel", type=Path, help="the release's wheel, instead of the cache or the registry")
-    shared.add_argument("--without", action="append", default=[], metavar="GROUP", help="leave a group out")
-    build = commands.add_parser("build", parents=[shared], help="build the development tree and the wheels")
+    part = argparse.ArgumentParser(add_help=False, parents=[shared])
+    part.add_argument(
+        "--without", action="append", default=[], metavar="GROUP", help="leave out a trailing group"
+    )
+    build = commands.add_parser("build", parents=[part], help="build the development tree and the wheels")
     build.add_argument("--output", type=Path, default=REPO / "build", help="folder of the result (build/)")
-    commands.add_parser("status", parents=[shared], help="the queue as a table, matched against the release")
-    commands.add_parser("diff", parents=[shared], help="what the queue changes in upstream, as a unified diff")
+    commands.add_parser("status", parents=[part], help="the queue as a table, matched against the release")
+    commands.add_parser("diff", parents=[part], help="what the queue changes in upstream, as a unified diff")
     commands.add_parser("lock", parents=[shared], help="accept the release as it is now: hash, pins, fingerprints")
     args = parser.parse_args()
     try:
-        series = load_series().without(args.without)
+        # The lock is of the whole series.
+        series = load_series().without([] if args.command == "lock" else args.without)
         wheel = find_wheel(series.upstream, args.wheel)
         if args.command == "build":
             return _build(series, wheel, args.output.resolve())
@@ -45,6 +49,9 @@ def main() -> int:
         return 1
     except BrokenPipeError:
         return 0
+    except OSError as error:
+        print(f"patches: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        return 1
 
 
 def _build(series: Series, wheel: Path, output: Path) -> int:
@@ -127,8 +134,10 @@ def _diff(series: Series, release: Release, lock: dict) -> int:
 
 
 def _lock(series: Series, wheel: Path) -> int:
-    path = lock_path(series.upstream)
-    old = json.loads(path.read_text())["fingerprints"] if path.is_file() else {}
+    path, old = lock_path(series.upstream), {}
+    # A lock that is missing or damaged is written anew, and all of it is listed as new.
+    with contextlib.suppress(QueueError):
+        old = load_lock(series.upstream)["fingerprints"]
     lock = builder.make_lock(series, wheel)
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(lock, indent=2) + "\n")

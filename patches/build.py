@@ -7,8 +7,10 @@ Everything lands under one output folder::
     dist/openrlhf-V-py3-none-any.whl           the fork, self-contained
     dist/editable/openrlhf-V-py3-none-any.whl  points an environment at ``tree``
     upstream/tests/…          upstream's own tests, from its wheel, beside a link to the package of ``tree``
+    stamp.json                KEY of the last complete build, and the size of each file above
 
-KEY is a hash of the release, the queue and our modules, so that a build with nothing changed only compares it.
+KEY is a hash of the release, the queue and our modules, so that a build with nothing changed only compares it, and the
+sizes, so that a damaged one is built again.
 """
 
 import base64
@@ -17,6 +19,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -31,6 +34,7 @@ from patches.release import Release, load_lock, sha256, verify
 from patches.rewrite import Sources, apply_patch
 
 KEPT_TREES = 2
+STAMP = "stamp.json"
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def build(series: Series, wheel: Path, output: Path, label: str = "rlvr") -> Bui
     name = f"{PACKAGE}-{version}-py3-none-any.whl"
     result = Build(version, output / "tree", output / "dist" / name, output / "dist" / "editable" / name, fresh=True)
     with _locked(output):
-        if _is_current(result, key):
+        if _is_current(output, key):
             return Build(version, result.tree, result.wheel, result.editable, fresh=False)
         release = Release(wheel)
         sources = patched_sources(series, release, lock)
@@ -76,6 +80,8 @@ def build(series: Series, wheel: Path, output: Path, label: str = "rlvr") -> Bui
         _write_tests(output, release)
         _write_wheels(result, release, sources, own, manifest)
         _switch(output, key)
+        stamp = {"key": key, "files": _sizes(output, key)}
+        (output / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
     return result
 
 
@@ -122,17 +128,38 @@ def _key(series: Series, lock: dict, own: dict[str, Path], label: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _is_current(result: Build, key: str) -> bool:
-    manifest = result.tree / "MANIFEST.json"
-    if not (manifest.is_file() and result.wheel.is_file() and result.editable.is_file()):
+def _is_current(output: Path, key: str) -> bool:
+    try:
+        stamp = json.loads((output / STAMP).read_text())
+        return bool(stamp["key"] == key and all(_size(output / path) == size for path, size in stamp["files"].items()))
+    # No stamp, or none that can be read, or a file of the build is gone: all are mended by building.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-    return bool(json.loads(manifest.read_text())["key"] == key)
+
+
+def _sizes(output: Path, key: str) -> dict[str, int | str]:
+    paths = [output / "tree"]
+    for part in (f"trees/{key}", "dist", "upstream"):
+        for folder, folders, files in os.walk(output / part):
+            links = [name for name in folders if Path(folder, name).is_symlink()]
+            paths += [Path(folder, name) for name in (*files, *links)]
+    return {path.relative_to(output).as_posix(): _size(path) for path in sorted(paths)}
+
+
+def _size(path: Path) -> int | str:
+    """Bytes of a file; of a link, where it points."""
+    status = path.lstat()
+    return os.readlink(path) if stat.S_ISLNK(status.st_mode) else status.st_size
 
 
 @contextmanager
 def _locked(output: Path) -> Iterator[None]:
-    output.mkdir(parents=True, exist_ok=True)
-    with open(output / ".lock", "w") as handle:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / ".lock").touch()
+    except OSError as error:
+        raise QueueError(f"--output {output}: cannot be a folder to write to: {error.strerror}") from None
+    with open(output / ".lock") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -152,7 +179,7 @@ def _write_tree(
             _link(package, path, source)
         Path(folder, "MANIFEST.json").write_text(json.dumps(manifest, indent=2) + "\n")
         target = trees / key
-        shutil.rmtree(target, ignore_errors=True)
+        _remove(target)
         os.chmod(folder, 0o755)
         os.rename(folder, target)
         os.mkdir(folder)  # for the context manager to remove
@@ -174,20 +201,28 @@ def _link(package: Path, path: str, source: Path) -> None:
     )
 
 
+def _remove(path: Path) -> None:
+    """Delete a result of an earlier build, whatever has become of it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _write_tests(output: Path, release: Release) -> None:
-    folder = output / "upstream" / "tests"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder = output / "upstream"
+    _remove(folder)
+    (folder / "tests").mkdir(parents=True)
     for path, data in release.tests.items():
-        (folder / path).write_bytes(data)
+        target = folder / "tests" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
     # They load some modules by file, from a package that stands beside them.
-    package = output / "upstream" / PACKAGE
-    if not package.is_symlink():
-        package.symlink_to(Path("..") / "tree" / PACKAGE)
+    (folder / PACKAGE).symlink_to(Path("..") / "tree" / PACKAGE)
 
 
 def _write_wheels(result: Build, release: Release, sources: Sources, own: dict[str, Path], manifest: dict) -> None:
-    shutil.rmtree(result.wheel.parent, ignore_errors=True)
+    _remove(result.wheel.parent)
     result.editable.parent.mkdir(parents=True)
     files = {f"{PACKAGE}/{path}": data for path, data in release.package.items()}
     files |= {f"{PACKAGE}/{path}": text.encode() for path, text in sources.items()}
@@ -222,13 +257,15 @@ def _record_hash(data: bytes) -> str:
 
 
 def _switch(output: Path, key: str) -> None:
-    link = output / ".tree-next"
+    tree, link = output / "tree", output / ".tree-next"
+    if tree.is_dir() and not tree.is_symlink():
+        raise QueueError(f"{tree}: is a folder, not the link that a build makes; move it away")
     link.unlink(missing_ok=True)
     link.symlink_to(Path("trees") / key)
-    os.replace(link, output / "tree")
-    trees = sorted((output / "trees").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    os.replace(link, tree)
+    folders = [path for path in (output / "trees").iterdir() if path.is_dir() and path.name != key]
     # The tree before this one may still be imported by a running job.
-    for old in [path for path in trees if path.name != key][KEPT_TREES - 1 :]:
+    for old in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT_TREES - 1 :]:
         shutil.rmtree(old)
 
 

@@ -1,26 +1,29 @@
 """Applies patches to source text by syntax tree (ast-grep), and says what it looked for when the tree has changed."""
 
 import ast
+import contextlib
 import difflib
+import itertools
 import re
 from collections.abc import Iterator
 
 from ast_grep_py import SgNode, SgRoot
 
+from patches import imports
 from patches.errors import QueueError
 from patches.queue import Edit, Patch
 
 Sources = dict[str, str]
 
-METAVARIABLE = re.compile(r"\$\$\$([A-Z_]+)|\$([A-Z_]+)")
+METAVARIABLE = re.compile(r"\$\$\$([A-Z_][A-Z0-9_]*)|\$([A-Z_][A-Z0-9_]*)")
 
 
 def apply_patch(patch: Patch, sources: Sources) -> Sources:
     """Return the sources after one patch; keys are module paths below the package, values the module texts.
 
     Raises:
-        QueueError: a module or definition is gone, a pattern matches another number of times, or the result is not
-            Python any more.
+        QueueError: a module or definition is gone, a pattern matches another number of times or inside its own match,
+            an imported name does not exist or is taken, or the result is not Python any more.
     """
     result = dict(sources)
     for edit in patch.edits:
@@ -42,20 +45,39 @@ def _apply_edit(patch: Patch, edit: Edit, module: str, text: str, count: int, so
     found = matches(edit, module, text, patch.title)
     if len(found) != count:
         raise QueueError(_explain_count(patch, edit, module, text, count, found, sources))
-    if not found:
-        return text
+    _check_disjoint(patch, edit, module, found)
+    if unbound := set(METAVARIABLE.findall(edit.replace)) - set(METAVARIABLE.findall(edit.find)):
+        names = ", ".join(sorted(f"$$${many}" if many else f"${one}" for many, one in unbound))
+        raise QueueError(
+            f"{patch.title}: {module}: the replacement {edit.replace!r} uses {names}, which its pattern does not bind"
+        )
     root = SgRoot(text, "python").root()
-    edits = [node.replace(_fill(edit.replace, node)) for node in found]
-    text = root.commit_edits(edits)
-    for statement in edit.imports:
-        text = _add_import(text, statement)
+    after = root.commit_edits([node.replace(_fill(edit.replace, node)) for node in found])
     try:
-        ast.parse(text)
+        ast.parse(after)
     except SyntaxError as error:
         raise QueueError(
             f"{patch.title}: {module}:{error.lineno}: the rewritten module is not Python: {error.msg}"
         ) from None
-    return text
+    try:
+        for statement in edit.imports:
+            imports.check_free(text, statement, [node.range().start.line + 1 for node in found])
+            after = _add_import(after, statement)
+        imports.check_names(text, after, sources)
+    except QueueError as error:
+        raise QueueError(f"{patch.title}: {module}: import {error}") from None
+    return after
+
+
+def _check_disjoint(patch: Patch, edit: Edit, module: str, found: list[SgNode]) -> None:
+    """A match inside another would be lost: the outer one's text is taken as it stood before any rewriting."""
+    ranges = sorted((node.range() for node in found), key=lambda r: (r.start.index, -r.end.index))
+    for outer, inner in itertools.pairwise(ranges):
+        if inner.start.index < outer.end.index:
+            raise QueueError(
+                f"{patch.title}: {module}:{inner.start.line + 1}: a match of {edit.find!r} lies inside the one that "
+                f"begins on line {outer.start.line + 1}; make the pattern narrower, or write an edit for each"
+            )
 
 
 def _fill(template: str, node: SgNode) -> str:
@@ -65,10 +87,7 @@ def _fill(template: str, node: SgNode) -> str:
     def value(match: re.Match[str]) -> str:
         many, one = match.groups()
         if one:
-            captured = node.get_match(one)
-            if captured is None:
-                raise QueueError(f"the replacement {template!r} uses ${one}, which its pattern does not bind")
-            return captured.text()
+            return node[one].text()
         nodes = node.get_multiple_matches(many)
         if not nodes:
             return ""
@@ -125,7 +144,10 @@ def _definition(node: SgNode, name: str) -> SgNode | None:
 
 
 def definitions(text: str) -> Iterator[tuple[str, ast.AST]]:
-    """Qualified names and nodes of all classes and functions of a module, nested ones included."""
+    """Qualified names and nodes of all classes and functions of a module, nested ones included.
+
+    A module that this Python cannot parse (a template, say) has none.
+    """
 
     def walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
         for child in ast.iter_child_nodes(node):
@@ -136,7 +158,8 @@ def definitions(text: str) -> Iterator[tuple[str, ast.AST]]:
             else:
                 yield from walk(child, prefix)
 
-    yield from walk(ast.parse(text), "")
+    with contextlib.suppress(SyntaxError):
+        yield from walk(ast.parse(text), "")
 
 
 def enclosing(text: str, line: int) -> str:
