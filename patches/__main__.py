@@ -24,9 +24,7 @@ def main() -> int:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--wheel", type=Path, help="the release's wheel, instead of the cache or the registry")
     part = argparse.ArgumentParser(add_help=False, parents=[shared])
-    part.add_argument(
-        "--without", action="append", default=[], metavar="GROUP", help="leave out a trailing group"
-    )
+    part.add_argument("--without", action="append", default=[], metavar="GROUP", help="leave out a trailing group")
     build = commands.add_parser("build", parents=[part], help="build the development tree and the wheels")
     build.add_argument("--output", type=Path, default=REPO / "build", help="folder of the result (build/)")
     commands.add_parser("status", parents=[part], help="the queue as a table, matched against the release")

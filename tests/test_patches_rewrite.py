@@ -120,3 +120,21 @@ def test_text_before_a_match_may_hold_any_characters():
 def test_the_innermost_definition_of_a_line():
     assert enclosing(MODULE, 10) == "Kitchen.cook"
     assert enclosing(MODULE, 5) == "<module>"
+
+
+def test_a_match_inside_another_is_refused_and_matches_side_by_side_are_not():
+    with pytest.raises(QueueError, match=r"group/name: kitchen.py:2: .*lies inside the one that begins on line 1"):
+        apply(edit("f($X)", "g($X)", count=2), sources={"kitchen.py": "f(\n    f(1))\n"})
+    beside = apply(edit("a.$X", "b.$X", count=2), sources={"kitchen.py": "a.f(a.g())\n"})
+    assert beside["kitchen.py"] == "b.f(b.g())\n"
+
+
+def test_an_unbound_name_is_refused_with_the_patch_and_for_many_arguments_too():
+    with pytest.raises(QueueError, match=r"group/name: kitchen.py: .* uses \$\$\$B, which its pattern does not bind"):
+        apply(edit('fetch("water")', "fetch($$$B)"))
+
+
+def test_a_module_that_is_not_python_does_not_stop_the_report_on_another():
+    sources = {"kitchen.py": MODULE, "template.py": "print 'fetch_wine(shelf)'\n"}
+    with pytest.raises(QueueError, match=r"(?s)found 0.*candidate template.py:1 in <module>"):
+        apply(edit("fetch_wine(shelf)", "buy(shelf)"), sources=sources)
