@@ -122,10 +122,34 @@ def test_comments_layout_and_docstrings_are_no_change(wheel):
     assert fingerprints.compare(lock["fingerprints"], found) == []
 
 
-def test_every_upstream_class_that_our_modules_extend_is_in_the_lock():
-    locked = load_lock(SERIES.upstream)["fingerprints"]
-    assert any(key.endswith(":SamplesGenerator._generate_vllm") for key in locked)
-    assert any(key.endswith(":stateless_init_process_group") for key in locked)
+def test_every_upstream_class_that_our_modules_extend_is_in_the_lock(wheel):
+    locked, sources = load_lock(SERIES.upstream)["fingerprints"], Release(wheel).sources
+    extended = {base for group in SERIES.groups for base in upstream_bases(REPO / group.package, sources)}
+    assert ("trainer/ppo_utils/samples_generator.py", "SamplesGenerator") in extended
+    for module, name in extended:
+        assert f"{module}:{name}" in locked
+        (defined,) = [n for n in ast.parse(sources[module]).body if isinstance(n, ast.ClassDef) and n.name == name]
+        for method in (node for node in defined.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            assert f"{module}:{name}.{method.name}" in locked
+
+
+def upstream_bases(folder, sources):
+    """Module and name of each class of upstream's that a class in ``folder`` extends."""
+    for path in folder.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        origin = {
+            alias.asname or alias.name: (
+                f"{(node.module or '').removeprefix('openrlhf.').replace('.', '/')}.py",
+                alias.name,
+            )
+            for node in nodes
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in nodes:
+            for base in node.bases if isinstance(node, ast.ClassDef) else []:
+                if isinstance(base, ast.Name) and origin.get(base.id, ("",))[0] in sources:
+                    yield origin[base.id]
 
 
 def test_status_shows_every_patch_and_succeeds():
@@ -153,6 +177,23 @@ def test_an_unknown_group_is_named():
     assert done.returncode == 1 and "no such group" in done.stderr and "features" in done.stderr
 
 
+def test_the_lock_is_of_the_whole_series():
+    done = command("lock", "--without", "features")
+    assert done.returncode == 2 and "--without" in done.stderr
+
+
+def test_an_output_that_is_a_file_is_named_without_a_traceback(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = command("build", "--output", str(tmp_path / "file"))
+    assert done.returncode == 1 and "--output" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_error_of_the_system_is_one_line(tmp_path):
+    (tmp_path / ".tree-next").mkdir()
+    done = command("build", "--output", str(tmp_path))
+    assert done.returncode == 1 and str(tmp_path / ".tree-next") in done.stderr and "Traceback" not in done.stderr
+
+
 def test_no_file_of_ours_repeats_upstream():
     """Three equal consecutive lines are a copy; the checker of the project stands beside its root."""
     checker = REPO.parent / "shared" / "tools" / "upstream_lines.py"
@@ -160,22 +201,6 @@ def test_no_file_of_ours_repeats_upstream():
         pytest.skip("the checker is not laid beside the project here")
     done = subprocess.run([sys.executable, str(checker), str(REPO)], capture_output=True, text=True)
     assert done.stdout == "" and done.returncode == 0, done.stdout + done.stderr
-
-
-def test_patch_files_name_only_existing_keys(tmp_path):
-    folder = tmp_path / "device"
-    folder.mkdir()
-    (tmp_path / "series.toml").write_text(
-        'upstream = "1"\n[[group]]\nname = "device"\npackage = "p"\npurpose = "x"\npatches = ["one"]\n'
-    )
-    (folder / "one.toml").write_text(
-        'purpose = "x"\ndrop_when = "y"\n[[edit]]\nmodul = "a.py"\nfind = "a"\nreplace = "b"\n'
-    )
-    with pytest.raises(QueueError, match=r"one.toml: unknown key 'modul' in an edit"):
-        load_series(tmp_path)
-    (folder / "two.toml").write_text("")
-    with pytest.raises(QueueError, match=r"two: not named in series.toml"):
-        load_series(tmp_path)
 
 
 def test_the_repository_does_not_shadow_the_installed_fork():
