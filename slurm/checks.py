@@ -97,7 +97,8 @@ def last_step(config: Config, rows: int | None) -> Iterator[Problem]:
     """
     if not rows or config["train.dynamic_batch_enable"] or config["algo.dynamic_filtering_enable"]:
         return
-    prompts = min(config["rollout.vllm_generate_batch_size"] or rows, config["rollout.batch_size"])
+    most = config["rollout.batch_size"]
+    prompts = min(config["rollout.vllm_generate_batch_size"] or most, most)
     left, batch, dp = rows % prompts, config["train.batch_size"], data_parallel_ranks(config)
     samples = left * config["rollout.n_samples_per_prompt"]
     pieces = config["rollout.micro_batch_size"] * dp if dp > 1 else 1

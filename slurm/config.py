@@ -222,8 +222,10 @@ def _entries_of_overrides(overrides: Sequence[str], problems: list[Problem]) -> 
         if not separator or not key:
             problems.append(Problem(COMMAND_LINE, override, "expected key=value"))
             continue
+        flag = known_flags().get(key)
         if not text.strip():
-            fault = f"the value is empty: `{key}=null` leaves the flag out, `{key}=\"''\"` gives it empty text"
+            quoted = f", `{key}=\"''\"` gives it empty text" if flag and flag.type == "str" else ""
+            fault = f"the value is empty: `{key}=null` leaves the flag out{quoted}"
             problems.append(Problem(COMMAND_LINE, key, fault))
             continue
         try:
@@ -231,7 +233,6 @@ def _entries_of_overrides(overrides: Sequence[str], problems: list[Problem]) -> 
         except ConfigError:
             node = None
         raw = _raw(node, COMMAND_LINE, COMMAND_LINE) if node else Raw(text, text, COMMAND_LINE)
-        flag = known_flags().get(key)
         if flag and flag.type == "str" and flag.nargs is None and isinstance(raw.value, dict | list):
             raw = Raw(text, text, COMMAND_LINE)  # `Question: {}` is a template here, whatever YAML makes of it
         yield key, raw

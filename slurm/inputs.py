@@ -115,6 +115,7 @@ def look_at_inputs(config: Config, to_be_made: Path | None = None) -> Inputs:
                     rows = list(_read_rows(path, config))[: config["data.max_samples"]]
                     if not rows:
                         raise UserError(f"{shown(path)}: holds no rows")
+                    inputs.warnings += _blank_labels(path, rows, config["data.label_key"])
                     inputs.facts.setdefault(key, []).append(_facts(path, rows))
                     prompts.setdefault(key, Counter()).update(_text(row[config["data.input_key"]]) for row in rows)
             except UserError as error:
@@ -173,11 +174,23 @@ def _fault_of_cell(row: dict[str, Any], name: str, key: str) -> str | None:
     value = row.get(name)
     if value is None:
         return "null there" if name in row else f"missing; there are {', '.join(row)}"
-    if value == [] or (isinstance(value, str) and not value.strip()):
-        return "empty there"
     if isinstance(value, bool):
         return f"{json.dumps(value)} there: expected {'text or a number' if key == 'data.label_key' else 'a prompt'}"
-    return None
+    return "empty there" if key == "data.input_key" and _is_blank(value) else None
+
+
+def _is_blank(value: Any) -> bool:
+    return value == [] or (isinstance(value, str) and not value.strip())
+
+
+def _blank_labels(path: Path, rows: list[dict[str, Any]], name: str | None) -> Iterator[str]:
+    """A warning of labels that no answer can match. Raises UserError if all of them are such."""
+    blank = [number for number, row in enumerate(rows, 1) if name and _is_blank(row[name])]
+    if len(blank) == len(rows):
+        raise UserError(f"{shown(path)}: '{name}' (data.label_key) is empty in every row")
+    if blank:
+        listed = ", ".join(map(str, blank[:5])) + ", .." * (len(blank) > 5)
+        yield f"{shown(path)}: '{name}' (data.label_key) is empty in row {listed}: no answer there can be right"
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -205,6 +218,8 @@ def _parse(text: str, path: Path, place: str) -> Any:
     except json.JSONDecodeError as error:
         near = text[error.pos : error.pos + 40].strip()
         raise UserError(f"{shown(path)}: {place}: not JSON ({error.msg}), near '{near}'") from error
+    except RecursionError as error:
+        raise UserError(f"{shown(path)}: {place}: nested too deeply for a prompt and its label") from error
 
 
 def _facts(path: Path, rows: list[dict[str, Any]]) -> Facts:

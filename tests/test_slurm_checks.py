@@ -1,15 +1,18 @@
 """Faults between settings: each is found before anything starts, and a sound configuration passes."""
 
 import importlib.util
+import math
 from pathlib import Path
 
 import pytest
 
-from slurm.checks import CHECKS, NOT_ON_CPU, faults
+from slurm.checks import CHECKS, NOT_ON_CPU, faults, last_step
 from slurm.config import Config, read_config
 from slurm.local import check_devices
 from slurm.placement import accelerators
 from slurm.problems import UserError
+from slurm.ranges import RANGES, SCHEDULERS, Range, values
+from slurm.schema import trainer_flags
 
 SOUND = """
 actor.model_name_or_path: org/model
@@ -49,6 +52,17 @@ FAULTS = {
     "train.batch_size=0": "train.batch_size (0): must be 1 or more",
     "eval.steps=0": "eval.steps (0): must be 1 or more, or -1 for never",
     "ckpt.save_steps=-2": "ckpt.save_steps (-2): must be 1 or more, or -1 for never",
+    "train.seed=-1": "train.seed (-1): must be 0 or more and at most 4294967295: NumPy takes no other seeds",
+    "actor.adam.lr=0": "actor.adam.lr (0.0): must be above 0 and finite",
+    "critic.muon.lr=.inf": "critic.muon.lr (inf): must be above 0 and finite",
+    "rollout.temperature=0": "rollout.temperature (0.0): must be above 0 and finite: the trainer divides logits by it",
+    "eval.temperature=-0.1": "eval.temperature (-0.1): must be 0 or more",
+    "rollout.top_p=1.01": "rollout.top_p (1.01): must be above 0 and at most 1",
+    "vllm.gpu_memory_utilization=0": "must be above 0 and at most 1",
+    "ds.zero_stage=4": "ds.zero_stage (4): must be 0 or more and at most 3",
+    "logger.logging_steps=0": "logger.logging_steps (0): must be 1 or more",
+    "actor.lr_scheduler=cosin": "actor.lr_scheduler (cosin): must be one of linear, cosine, ",
+    "ref.num_gpus_per_node=0 algo.kl.init_coef=0.1": "must be 1 or more: this run has a ref model",
     "ds.ring_attn_size=4": "actor.num_gpus_per_node (2): 2 actor ranks do not divide into groups",
     "train.batch_size=24": "train.batch_size (24): does not divide the 64 samples of a step",
     "train.micro_batch_size=32": "train.batch_size (32): is not a multiple of 64 (train.micro_batch_size 32 x 2 actor",
@@ -105,6 +119,60 @@ def test_faults_of_several_checks_are_told_together_with_where_each_value_was_se
     assert problem.where == "command line"
     (problem,) = faults(config(tmp_path, "rollout.n_samples_per_prompt=3", "train.micro_batch_size=8"))[:1]
     assert problem.where == f"{tmp_path}/sound.yaml:15"
+
+
+@pytest.mark.parametrize("each", RANGES, ids=lambda each: each.key)
+def test_every_range_ends_where_it_says(tmp_path: Path, each: Range) -> None:
+    number = float if trainer_flags()[each.key].type == "float" else int
+    inside, outside = {each.low + each.above}, {each.low - 1 - each.never, *([each.low] if each.above else [])}
+    if each.never:
+        inside, outside = {*inside, -1}, {*outside, 0, -2}
+    if each.high < math.inf:
+        inside, outside = {*inside, number(each.high)}, {*outside, number(each.high) + 1}
+    for value in inside:
+        assert list(values(config(tmp_path, f"{each.key}={value}"))) == []
+    for value in outside - inside:
+        (problem,) = values(config(tmp_path, f"{each.key}={value}"))
+        assert problem.key == f"{each.key} ({number(value)})"
+
+
+def test_the_schedulers_are_those_that_transformers_knows() -> None:
+    from transformers.trainer_utils import SchedulerType
+
+    assert set(SCHEDULERS) == {kind.value for kind in SchedulerType}
+
+
+@pytest.mark.parametrize(
+    ("rows", "overrides", "told"),
+    [
+        (32, "", None),
+        (24, "", None),
+        (
+            20,
+            "",
+            "20 prompts in steps of 16 leave 4 for the last step of an episode, and their 16 samples are not a "
+            "multiple of train.batch_size 32: write data.max_samples: 16",
+        ),
+        (8, "", None),
+        (7, "", "their 28 samples are not a multiple of train.batch_size 32: lower rollout.batch_size to 7 or less"),
+        (
+            24,
+            "rollout.micro_batch_size=32",
+            "not a multiple of rollout.micro_batch_size x 2 actor ranks = 64: write data.max_samples: 16",
+        ),
+        (24, "rollout.micro_batch_size=32 actor.num_gpus_per_node=1", None),
+        (20, "rollout.vllm_generate_batch_size=8", "20 prompts in steps of 8 leave 4 for the last step"),
+        (20, "train.dynamic_batch_enable=true", None),
+        (20, "algo.dynamic_filtering_enable=true", None),
+        (None, "", None),
+    ],
+)
+def test_a_last_step_that_the_ranks_cannot_share_is_refused_with_the_rows_that_fit(
+    tmp_path: Path, rows: int | None, overrides: str, told: str | None
+) -> None:
+    problems = [str(problem) for problem in last_step(config(tmp_path, *overrides.split()), rows)]
+    assert [told in problem for problem in problems if told] == [True] * bool(told)
+    assert len(problems) == bool(told)
 
 
 SIZES = ("train.batch_size=0", "ds.ring_attn_size=")

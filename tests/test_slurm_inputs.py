@@ -79,6 +79,14 @@ BAD_DATA = {
     ): "line 2: 'label' (data.label_key) is missing; there are input",
     lines([{"prompt": "1", "label": "1"}]): "line 1: 'input' (data.input_key) is missing; there are prompt, label",
     lines([{"input": "1", "label": None}]): "line 1: 'label' (data.label_key) is null there",
+    lines(
+        [{"input": "1", "label": " "}, {"input": "2", "label": ""}]
+    ): "'label' (data.label_key) is empty in every row",
+    lines([{"input": "1", "label": True}]): "'label' (data.label_key) is true there: expected text or a number",
+    lines([{"input": "", "label": "1"}]): "line 1: 'input' (data.input_key) is empty there",
+    lines([{"input": [], "label": "1"}]): "line 1: 'input' (data.input_key) is empty there",
+    lines([{"input": False, "label": "1"}]): "'input' (data.input_key) is false there: expected a prompt",
+    "[" * 100_000: "the array: nested too deeply",
     lines([["1", "2"]])[1:]: "line 1: not JSON",
     lines([ROWS[0]]) + '"text"\n': "line 2 is not an object {..} but str",
     lines([ROWS[0]]) + "{oops\n": "line 2: not JSON (Expecting property name enclosed in double quotes), near 'oops'",
@@ -156,6 +164,17 @@ def test_validation_prompts_that_are_trained_on_are_warned_of(folder: Path) -> N
     (folder / "validation.json").write_text(json.dumps([{"input": "new", "label": "1"}]))
     made = config(folder, eval__dataset=str(folder / "validation.json"), rollout__batch_size=5)
     assert look_at_inputs(made).warnings == []
+
+
+def test_rows_without_a_label_are_warned_of_where_they_are_used(folder: Path) -> None:
+    rows = [{"input": str(n), "label": " " if n in (2, 5) else "1"} for n in range(8)]
+    (folder / "train.jsonl").write_text(lines(rows))
+    (warning,) = look_at_inputs(config(folder)).warnings
+    told = "'label' (data.label_key) is empty in row 3, 6: no answer there can be right"
+    assert warning == f"{folder}/train.jsonl: {told}"
+    (warning,) = look_at_inputs(config(folder, data__max_samples=4)).warnings
+    assert "is empty in row 3: " in warning
+    assert faults(config(folder, data__label_key=None)) == []
 
 
 @pytest.mark.parametrize(
