@@ -3,6 +3,7 @@
 import ast
 import symtable
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from patches.errors import QueueError
@@ -42,7 +43,7 @@ def check_free(text: str, statement: str, lines: list[int]) -> None:
     node = ast.parse(statement).body[0]
     assert isinstance(node, ast.Import | ast.ImportFrom)
     tree = ast.parse(text)
-    if any(ast.unparse(other) == statement for other in tree.body):
+    if any(isinstance(other, type(node)) and ast.unparse(other) == statement for other in tree.body):
         return
     for alias in node.names:
         name = alias.asname or alias.name.split(".")[0]
@@ -64,8 +65,10 @@ def top_level_names(text: str) -> set[str]:
     return {s.get_name() for s in symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
 
 
-def _from_imports(text: str) -> Iterator[ast.ImportFrom]:
-    return (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom))
+# One edit's result is the next one's input, and a build applies the queue more than once.
+@lru_cache(maxsize=256)
+def _from_imports(text: str) -> tuple[ast.ImportFrom, ...]:
+    return tuple(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom))
 
 
 def _module_text(dotted: str, sources: dict[str, str], repo: Path) -> str | None:

@@ -105,7 +105,7 @@ def _fill(template: str, node: SgNode) -> str:
 def _add_import(text: str, statement: str) -> str:
     """Put an import before the first statement that is neither the docstring nor a ``__future__`` import."""
     body = ast.parse(text).body
-    if any(ast.unparse(node) == statement for node in body):
+    if any(isinstance(node, ast.Import | ast.ImportFrom) and ast.unparse(node) == statement for node in body):
         return text
     lines = text.splitlines(keepends=True)
     for node in body:
