@@ -244,10 +244,10 @@ def _write_wheel(path: Path, version: str, release: Release, files: dict[str, by
     rows = [f"{name},{_record_hash(data)},{len(data)}" for name, data in files.items()] + [f"{record},,"]
     files[record] = ("\n".join(rows) + "\n").encode()
     unfinished = path.with_suffix(".unfinished")
-    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(unfinished, "w") as archive:
         for name, data in files.items():
             # A fixed time, so that equal content gives an equal file.
-            archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), data)
+            archive.writestr(zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
     os.rename(unfinished, path)
 
 

@@ -5,7 +5,7 @@ process of its own (`comparer.py`) because it can take for ever on a hostile ans
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -91,24 +91,6 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     ]
     rewards = torch.tensor([float(verdict.correct) for verdict in verdicts])
     return {"rewards": rewards, "scores": rewards, "extra_logs": {"accuracy": rewards}}
-
-
-def check_labels(labels: Iterable[Any]) -> None:
-    """Raise ValueError if some label can never be answered: missing, blank, not text or a number, or broken braces."""
-    wrong = [f"row {row}: {label!r}" for row, label in enumerate(labels) if not _is_label(label)]
-    if wrong:
-        shown = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        raise ValueError(
-            f"{len(wrong)} labels cannot be graded ({shown}): expected the answer as text with balanced braces, "
-            "or a number; remove these rows, or give the right key with --data.label_key"
-        )
-
-
-def _is_label(label: Any) -> bool:
-    if isinstance(label, bool) or not isinstance(label, str | int | float):
-        return False
-    text = str(label)
-    return bool(normalised(text)) and text != "nan" and _closing_brace(text + "}", 0) == len(text)
 
 
 def response_of(query: str, prompt: str) -> str:
