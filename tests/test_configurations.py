@@ -55,11 +55,11 @@ def test_asynchronous_training_on_real_data_with_partial_rollout_and_evaluations
         data__label_key="answer",
         data__max_len=768,
         rollout__max_new_tokens=24,
-        eval__dataset=task / "validation.jsonl",
+        eval__dataset=shared / "train" / "math8k.json",
         eval__at_start=True,
         eval__at_end=True,
         logger__metrics_path=tmp_path / "metrics.jsonl",
-        **{**SHORT, "data__max_samples": 24},
+        **SHORT,
     )
     assert_three_sound_steps(run)
     assert all(0 <= metrics["accuracy"] < 0.5 for metrics in run.steps.values())
