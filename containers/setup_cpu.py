@@ -134,8 +134,8 @@ def install_environment(pin: str) -> None:
 def compile_modules() -> None:
     """Compile everything on all cores, where pip would use one.
 
-    A run imports the same large packages in five processes at once, and where PYTHONDONTWRITEBYTECODE is set none of them
-    keeps what it compiled: start-up then takes three times as long, every time.
+    A run imports the same large packages in five processes at once, and where PYTHONDONTWRITEBYTECODE is set none of
+    them keeps what it compiled: start-up then takes three times as long, every time.
     """
     say("compiling modules")
     # Some packages ship files for other versions of Python, which do not compile; nobody imports them.
