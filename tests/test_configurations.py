@@ -14,7 +14,8 @@ def assert_three_sound_steps(run):
     assert list(run.steps) == [1, 2, 3]
     for metrics in run.steps.values():
         assert all(math.isfinite(value) for value in metrics.values())
-        assert metrics["actor_grad_norm"] > 0
+        # Without a single right answer in a step there is nothing to learn from it.
+        assert (metrics["actor_grad_norm"] > 0) == (metrics["rollout/reward_std"] > 0)
     assert run.weights
 
 
