@@ -16,29 +16,29 @@ class PromptSource:
     """
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader
+        self.loader = loader
         self.draws = 0
         # Whether the current episode has run out, and whether it had when this source was restored.
         self._at_end = self._restored_at_end = False
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         if self._restored_at_end:  # that episode yields nothing more; upstream still counts it as the current one
             self._restored_at_end = False
             return
         self._at_end = False
-        for batch in self._loader:
+        for batch in self.loader:
             self.draws += 1
             yield batch
         self._at_end = True
 
     def state_dict(self) -> dict[str, Any]:
-        return {"loader": self._loader.state_dict(), "draws": self.draws, "at_end": self._at_end}
+        return {"loader": self.loader.state_dict(), "draws": self.draws, "at_end": self._at_end}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._loader.load_state_dict(state["loader"])
+        self.loader.load_state_dict(state["loader"])
         self.draws = state["draws"]
         self._restored_at_end = self._at_end = state["at_end"]
 

@@ -1,9 +1,9 @@
 """Samples in the order in which they were asked for, each with a seed of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from vllm import SamplingParams
@@ -24,6 +24,10 @@ class Draw:
     prompt: str
     label: str
     images: Any
+    n_samples: int
+
+
+D = TypeVar("D", bound=Draw)
 
 
 class OrderedSamplesGenerator(SamplesGenerator):
@@ -54,28 +58,21 @@ class OrderedSamplesGenerator(SamplesGenerator):
             Samples by draw number, the number of draws made, and whether the prompts have run out.
         """
         evaluating = dataloader_iter is getattr(self, "_eval_dataloader_iter", None)
-        draws = self._draw(dataloader_iter, num_prompts, evaluating)
+        n_samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        draws = self._draw(dataloader_iter, num_prompts, n_samples, evaluating)
         consumed, exhausted = len(draws), len(draws) < num_prompts
         accepted: dict[int, list[Experience]] = {}
         pending = self._dispatch(draws, evaluating, **generate_kwargs)
-        while pending:
-            ready, _ = ray.wait(list(pending), num_returns=1, timeout=10.0)
-            for ref in ready:
-                draw, engine, n_samples = pending.pop(ref)
-                responses = ray.get(ref)
-                self._outstanding[engine] -= n_samples
-                samples = [
-                    self._process_response_into_experience(response, **generate_kwargs) for response in responses
-                ]
-                if not dynamic_filtering or self._within_range(samples):
-                    accepted[draw.number] = samples
-                    continue
-                replacement = self._draw(dataloader_iter, 1, evaluating)
-                consumed, exhausted = consumed + len(replacement), exhausted or not replacement
-                pending |= self._dispatch(replacement, evaluating, **generate_kwargs)
+        for draw, samples in self._arrivals(pending, **generate_kwargs):
+            if not dynamic_filtering or self._within_range(samples):
+                accepted[draw.number] = samples
+                continue
+            replacement = self._draw(dataloader_iter, 1, n_samples, evaluating)
+            consumed, exhausted = consumed + len(replacement), exhausted or not replacement
+            pending |= self._dispatch(replacement, evaluating, **generate_kwargs)
         return [sample for number in sorted(accepted) for sample in accepted[number]], consumed, exhausted
 
-    def _draw(self, prompts: Iterator[Any], count: int, evaluating: bool) -> list[Draw]:
+    def _draw(self, prompts: Iterator[Any], count: int, n_samples: int, evaluating: bool) -> list[Draw]:
         draws = []
         for _, texts, labels, images in islice(prompts, count):
             # Upstream's loaders have batches of one prompt.
@@ -84,29 +81,40 @@ class OrderedSamplesGenerator(SamplesGenerator):
                 number, self._evaluation_draws = self._evaluation_draws, self._evaluation_draws + 1
             else:
                 number = self.prompts_dataloader.draws - 1
-            draws.append(Draw(number, text, label, image))
+            draws.append(Draw(number, text, label, image, n_samples))
         return draws
 
     def _dispatch(
-        self, draws: list[Draw], evaluating: bool, **generate_kwargs: Any
-    ) -> dict[ray.ObjectRef, tuple[Draw, int, int]]:
-        """Send draws to the engines with the least work; returns draw, engine and number of samples by reference."""
-        n_samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        self, draws: Sequence[D], evaluating: bool, **generate_kwargs: Any
+    ) -> dict[ray.ObjectRef, tuple[D, int]]:
+        """Send draws to the engines with the least work; returns draw and engine by reference."""
         refs = {}
         for draw in draws:
             engine = min(range(len(self.vllm_engines)), key=self._outstanding.__getitem__)
-            self._outstanding[engine] += n_samples
+            self._outstanding[engine] += draw.n_samples
             ref = self.vllm_engines[engine].generate_responses.remote(
                 prompt=draw.prompt,
                 label=draw.label,
                 sampling_params=self._sampling_params(draw, evaluating, **generate_kwargs),
                 max_length=generate_kwargs.get("max_len", 2048),
                 hf_tokenizer=self._tokenizer_ref,
-                num_samples=n_samples,
+                num_samples=draw.n_samples,
                 images=draw.images,
             )
-            refs[ref] = (draw, engine, n_samples)
+            refs[ref] = (draw, engine)
         return refs
+
+    def _arrivals(
+        self, pending: dict[ray.ObjectRef, tuple[D, int]], **generate_kwargs: Any
+    ) -> Iterator[tuple[D, list[Experience]]]:
+        """Draws with their samples, as they come back, until nothing is pending; more may be dispatched meanwhile."""
+        while pending:
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=10.0)
+            for ref in ready:
+                draw, engine = pending.pop(ref)
+                responses = ray.get(ref)
+                self._outstanding[engine] -= draw.n_samples
+                yield draw, [self._process_response_into_experience(one, **generate_kwargs) for one in responses]
 
     def _sampling_params(self, draw: Draw, evaluating: bool, **generate_kwargs: Any) -> SamplingParams:
         values = {name: generate_kwargs.get(name, default) for name, default in _SAMPLING.items()}

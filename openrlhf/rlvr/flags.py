@@ -22,12 +22,13 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 T = TypeVar("T")
 
 # Modules of openrlhf.rlvr that declare settings.
-DECLARING = ("evaluation", "metrics")
+DECLARING = ("advantages", "allocation", "evaluation", "metrics", "prompts", "records")
 
 _GROUPS: dict[type, str] = {}
+_CHOICES: dict[str, tuple[str, ...]] = {}
 
 
-def flag(default: Any, help: str, choices: tuple[str, ...] | None = None) -> Any:
+def flag(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
     """A field that is also a flag; lists take one or more values, booleans are switches that are off by default."""
     made = {"default_factory": lambda: list(default)} if isinstance(default, list) else {"default": default}
     return field(**made, metadata={"help": help, "choices": choices})
@@ -43,6 +44,11 @@ def settings(prefix: str) -> Callable[[type[T]], type[T]]:
         return made
 
     return register
+
+
+def extend_choices(flag_name: str, *values: str) -> None:
+    """Let one of upstream's flags take further values."""
+    _CHOICES[flag_name] = (*_CHOICES.get(flag_name, ()), *values)
 
 
 def _of(cls: type[T], args: Any) -> T:
@@ -67,6 +73,9 @@ def parse(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> arg
     for cls, prefix in _GROUPS.items():
         for item in fields(cls):
             _add(parser, prefix, item)
+    for action in parser._actions:
+        if added := _CHOICES.get(action.dest):
+            action.choices = (*(action.choices or ()), *added)
     parser.add_argument(
         "--train.schema_path",
         type=str,
