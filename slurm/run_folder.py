@@ -6,6 +6,7 @@
       provenance.json    fork, versions, git state, data: what made this run
       attempts/1/        attempt.json (start, end, exit status, trainer's command), driver.log; a resume adds 2, 3, ...
       metrics.jsonl      one JSON object a line, written by the trainer, appended to by every attempt
+      groups/            draws.jsonl, updates.jsonl: which prompts were drawn, and what came of each; likewise
       tensorboard/  checkpoints/  model/
       report/            curves.png, summary.json, summary.md
 
@@ -76,6 +77,18 @@ class RunFolder:
         return self.root / "metrics.jsonl"
 
     @property
+    def groups(self) -> Path:
+        return self.root / "groups"
+
+    @property
+    def draws(self) -> Path:
+        return self.groups / "draws.jsonl"
+
+    @property
+    def updates(self) -> Path:
+        return self.groups / "updates.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
@@ -120,6 +133,7 @@ class RunFolder:
         owned: dict[str, Any] = {
             "ckpt.output_dir": str(self.model),
             "ckpt.path": str(self.checkpoints),
+            "logger.groups_path": str(self.groups),
             "logger.metrics_path": str(self.metrics),
             "logger.tensorboard_dir": str(self.tensorboard),
         }

@@ -30,6 +30,7 @@ OWNED = {
     "ckpt.output_dir": "it is the run folder's model/",
     "ckpt.path": "it is the run folder's checkpoints/",
     "local_rank": "Ray decides where a process runs",
+    "logger.groups_path": "it is the run folder's groups/",
     "logger.metrics_path": "it is the run folder's metrics.jsonl",
     "logger.tensorboard_dir": "it is the run folder's tensorboard/",
 }
@@ -68,7 +69,7 @@ class Flag:
     name: str
     type: Literal["int", "float", "str", "bool"]
     nargs: int | Literal["*", "+"] | None = None
-    choices: Sequence[str] | None = None
+    choices: Sequence[str | int] | None = None
     default: Any = None
     action: Literal["store", "store_true", "store_false"] = "store"
 
@@ -83,7 +84,7 @@ class Flag:
             return "true or false"
         one = {"int": "an integer", "float": "a number", "str": "text", "bool": "true or false"}[self.type]
         if self.choices:
-            one = "one of " + ", ".join(self.choices)
+            one = "one of " + ", ".join(map(str, self.choices))
         if self.nargs is None:
             return one
         count = {"*": "any number", "+": "one or more"}.get(str(self.nargs), str(self.nargs))
@@ -110,7 +111,7 @@ class Flag:
             if self.action == "store_true" and self.default and not value:
                 raise Expected("true, which is also the default: the trainer turns it off by another flag", "false")
             return value
-        if self.type == "int" and isinstance(value, int) and not boolean:
+        if self.type == "int" and isinstance(value, int) and not boolean and value in (self.choices or (value,)):
             return value
         if self.type == "float" and isinstance(value, int | float) and not boolean:
             with contextlib.suppress(OverflowError):

@@ -45,6 +45,9 @@ BAD_LINES = {
     "vllm.enforce_eager: 1": "expected true or false, found 1",
     "actor.muon.nesterov: false": "the trainer turns it off by another flag",
     "algo.advantage.estimator: grpo": "expected one of gae, reinforce, rloo",
+    "algo.advantage.ddof: 2": "expected one of 0, 1, found 2",
+    "algo.advantage.ddof: true": "expected one of 0, 1, found true",
+    "logger.groups_path: here": "the launcher owns this flag (it is the run folder's groups/): leave it out",
     "data.input_key: true": "expected text, found true",
     "data.input_key: {a: b}": "expected text, found a mapping",
     "data.input_key: [a, b]": "expected text, found a list of 2",
@@ -218,11 +221,8 @@ def values_of(flag: Flag) -> st.SearchStrategy[Any]:
     if flag.is_switch:
         return st.just(True)
     text = st.text(string.printable + "äß✓\u2028\x85\x07", max_size=12)
-    one: st.SearchStrategy[Any] = {
-        "int": st.integers(),
-        "float": st.floats(allow_nan=False),
-        "str": st.sampled_from(list(flag.choices)) if flag.choices else text,
-    }[flag.type]
+    free = {"int": st.integers(), "float": st.floats(allow_nan=False), "str": text}
+    one: st.SearchStrategy[Any] = st.sampled_from(list(flag.choices)) if flag.choices else free[flag.type]
     if flag.nargs is None:
         return one
     if flag.type == "float":
