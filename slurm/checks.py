@@ -18,10 +18,24 @@ from slurm.placement import (
 )
 from slurm.problems import Problem
 from slurm.ranges import values
+from slurm.schema import trainer_flags
 
 Check = Callable[[Config], Iterator[Problem]]
 
-GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo", "reward_budget")
+
+
+RAGGED_OPTIONS = ("ddof", "group_weight", "drop_zero_variance", "penalties")
+
+
+def is_ragged(config: Config) -> bool:
+    """Whether groups go through the fork's own batching, which cuts updates to whatever samples there are."""
+    options = (f"algo.advantage.{option}" for option in RAGGED_OPTIONS)
+    return (
+        config["algo.allocation.strategy"] is not None
+        or config["algo.advantage.estimator"] == "reward_budget"
+        or any(config[option] != trainer_flags()[option].default for option in options)
+    )
 
 
 def faults(config: Config) -> list[Problem]:
@@ -95,7 +109,7 @@ def last_step(config: Config, rows: int | None) -> Iterator[Problem]:
     Ranks that get fewer samples than others would wait for ever, and an update of another size would be cut off or
     run into the next step's.
     """
-    if not rows or config["train.dynamic_batch_enable"] or config["algo.dynamic_filtering_enable"]:
+    if not rows or is_ragged(config) or config["train.dynamic_batch_enable"] or config["algo.dynamic_filtering_enable"]:
         return
     most = config["rollout.batch_size"]
     prompts = min(config["rollout.vllm_generate_batch_size"] or most, most)
@@ -112,6 +126,59 @@ def last_step(config: Config, rows: int | None) -> Iterator[Problem]:
         f"{rows} prompts in steps of {prompts} leave {left} for the last step of an episode, and their {samples} "
         f"samples are not a multiple of {unit}: {way_out}",
     )
+
+
+def allocation(config: Config) -> Iterator[Problem]:
+    strategy, average = config["algo.allocation.strategy"], config["rollout.n_samples_per_prompt"]
+    if not strategy and config["algo.advantage.estimator"] != "reward_budget":
+        return
+    fewest, most = config["algo.allocation.min_samples"], config["algo.allocation.max_samples"]
+    if fewest is not None and fewest > average:
+        yield config.problem(
+            "algo.allocation.min_samples",
+            f"a batch has rollout.n_samples_per_prompt {average} samples for each prompt and could not give every one "
+            f"{fewest}: write {average} or less",
+        )
+    if most is not None and most < average:
+        yield config.problem(
+            "algo.allocation.max_samples",
+            f"a batch has rollout.n_samples_per_prompt {average} samples for each prompt and could not spend them all "
+            f"with {most}: write {average} or more",
+        )
+    if config["algo.dynamic_filtering_enable"] and (average // 2 if fewest is None else fewest) < 2:
+        yield config.problem(
+            "algo.allocation.min_samples",
+            "dynamic filtering rejects every prompt with one sample, and unset this is half of "
+            f"rollout.n_samples_per_prompt {average}: write 2 or more",
+        )
+    if strategy == "dynamic" and not has_reward_function(config):
+        yield config.problem(
+            "algo.allocation.strategy",
+            "needs to be told which samples are right: set reward.remote_url or train.agent_func_path",
+        )
+    generated, batch = config["rollout.vllm_generate_batch_size"], config["rollout.batch_size"]
+    if generated and generated < batch:
+        yield config.problem(
+            "rollout.vllm_generate_batch_size",
+            f"is below rollout.batch_size {batch}, and samples are shared out over whole batches: leave it out",
+        )
+
+
+def token_caps(config: Config) -> Iterator[Problem]:
+    """No sample may be longer than a micro-batch of dynamic batching."""
+    if not is_ragged(config) or not config["train.dynamic_batch_enable"]:
+        return
+    width = config["ds.ring_attn_size"] * config["ds.tensor_parallel_size"]
+    longest = config["data.max_len"]
+    for key in ("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"):
+        cap = config[key]
+        if cap is not None and longest > cap * width:
+            together = f" x ds.ring_attn_size x ds.tensor_parallel_size = {cap * width} tokens" if width > 1 else ""
+            yield config.problem(
+                key,
+                f"a sample of data.max_len {longest} tokens would not fit into {cap}{together}: "
+                f"write {-(-longest // width)} or more, or lower data.max_len",
+            )
 
 
 def generation(config: Config) -> Iterator[Problem]:
@@ -242,6 +309,8 @@ def tracking(config: Config) -> Iterator[Problem]:
 CHECKS: tuple[Check, ...] = (
     required,
     batches,
+    allocation,
+    token_caps,
     generation,
     algorithm,
     importance_sampling,

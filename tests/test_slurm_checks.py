@@ -3,11 +3,15 @@
 import importlib.util
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from slurm.checks import CHECKS, NOT_ON_CPU, faults, last_step
-from slurm.config import Config, read_config
+from openrlhf.rlvr.allocation import Allocation
+from slurm.checks import CHECKS, NOT_ON_CPU, allocation, faults, last_step
+from slurm.config import Config, Setting, read_config
 from slurm.local import check_devices
 from slurm.placement import accelerators
 from slurm.problems import UserError
@@ -70,6 +74,25 @@ FAULTS = {
     "rollout.vllm_generate_batch_size=32": "more than rollout.batch_size 16 needs train.async_enable",
     "rollout.max_new_tokens=2048": "rollout.max_new_tokens (2048): leaves no room for a prompt within data",
     "rollout.n_samples_per_prompt=1": "group_norm compares the samples of a prompt: with one, every advantage is zero",
+    "rollout.n_samples_per_prompt=1 algo.advantage.estimator=reward_budget": "reward_budget compares the samples of a",
+    "algo.allocation.strategy=dynamic algo.allocation.min_samples=5": "algo.allocation.min_samples (5): a batch has "
+    "rollout.n_samples_per_prompt 4 samples for each prompt and could not give every one 5: write 4 or less",
+    "algo.allocation.strategy=uniform algo.allocation.max_samples=3": "algo.allocation.max_samples (3): a batch has "
+    "rollout.n_samples_per_prompt 4 samples for each prompt and could not spend them all with 3: write 4 or more",
+    "algo.allocation.strategy=dynamic reward.remote_url=null reward.model_name_or_path=m": "algo.allocation.strategy "
+    "(dynamic): needs to be told which samples are right: set reward.remote_url or train.agent_func_path",
+    "algo.allocation.strategy=dynamic rollout.vllm_generate_batch_size=8": "is below rollout.batch_size 16, and",
+    "algo.advantage.estimator=reward_budget rollout.vllm_generate_batch_size=8": "is below rollout.batch_size 16, and",
+    "algo.allocation.strategy=dynamic algo.dynamic_filtering_enable=true algo.allocation.min_samples=1": "algo."
+    "allocation.min_samples (1): dynamic filtering rejects every prompt with one sample",
+    "algo.allocation.strategy=dynamic algo.dynamic_filtering_enable=true rollout.n_samples_per_prompt=3 "
+    "train.batch_size=48 rollout.micro_batch_size=6 train.micro_batch_size=6": "(not set): dynamic filtering rejects",
+    "algo.allocation.min_history=1": "must be 2 or more: one sample has no variance",
+    "algo.allocation.strategy=dynamic train.dynamic_batch_enable=true train.max_tokens_per_gpu=2047": "train.max_"
+    "tokens_per_gpu (2047): a sample of data.max_len 2048 tokens would not fit into 2047: write 2048 or more, or lower",
+    "algo.advantage.estimator=reward_budget train.dynamic_batch_enable=true rollout.max_tokens_per_gpu=1023 "
+    "ds.ring_attn_size=2": "rollout.max_tokens_per_gpu (1023): a sample of data.max_len 2048 tokens would not fit into "
+    "1023 x ds.ring_attn_size x ds.tensor_parallel_size = 2046 tokens: write 1024 or more",
     "actor.dual_clip=1": "actor.dual_clip (1.0): must be above 1",
     "algo.dynamic_filtering_enable=true algo.dynamic_filtering_range=[1,0]": "the first number must be below",
     "algo.dynamic_filtering_enable=true reward.remote_url=null reward.model_name_or_path=m": "dynamic filtering needs",
@@ -105,6 +128,66 @@ def test_a_fault_between_settings_is_told_with_its_key_and_value(
     told = faults(config(tmp_path, *overrides.split()))
     assert any(message in str(problem) for problem in told)
     assert all(problem.where for problem in told)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "algo.allocation.strategy=dynamic",
+        "algo.allocation.strategy=dynamic algo.allocation.min_samples=4 algo.allocation.max_samples=4",
+        "algo.allocation.strategy=dynamic algo.allocation.min_samples=1 algo.allocation.max_samples=64",
+        "algo.allocation.strategy=dynamic rollout.vllm_generate_batch_size=16",
+        "algo.allocation.strategy=dynamic reward.remote_url=null train.agent_func_path=agent.py",
+        "algo.allocation.strategy=uniform reward.remote_url=null reward.model_name_or_path=m",
+        "algo.allocation.strategy=dynamic algo.dynamic_filtering_enable=true",
+        "algo.allocation.min_samples=5 rollout.vllm_generate_batch_size=8",
+        "algo.advantage.estimator=reward_budget algo.advantage.penalties=shaped algo.advantage.drop_zero_variance=true",
+        "algo.advantage.group_weight=prompt algo.advantage.ddof=0",
+        "algo.allocation.strategy=dynamic train.dynamic_batch_enable=true train.max_tokens_per_gpu=2048",
+        "algo.allocation.strategy=dynamic train.dynamic_batch_enable=true train.max_tokens_per_gpu=1024 "
+        "ds.ring_attn_size=2",
+        "train.dynamic_batch_enable=true train.max_tokens_per_gpu=2000",
+        "algo.allocation.strategy=dynamic train.max_tokens_per_gpu=2000",
+    ],
+)
+def test_a_budget_that_can_be_shared_out_has_no_faults(tmp_path: Path, overrides: str) -> None:
+    assert faults(config(tmp_path, *overrides.split())) == []
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "strategy": st.sampled_from([None, "uniform", "dynamic"]),
+            "min_samples": st.none() | st.integers(-1, 12),
+            "max_samples": st.none() | st.integers(-1, 12),
+            "exponent": st.sampled_from([-1.0, 0.0, 0.5, 1.0, math.inf]),
+            "min_history": st.integers(0, 5),
+            "mastery": st.none() | st.sampled_from([0.0, 0.85, 1.0, 1.1]),
+            "decay": st.sampled_from([0.0, 0.9, 1.0, 1.1]),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "algo.advantage.estimator": st.sampled_from(["group_norm", "reward_budget"]),
+            "algo.dynamic_filtering_enable": st.booleans(),
+            "rollout.n_samples_per_prompt": st.integers(1, 9),
+            "rollout.batch_size": st.integers(1, 3),
+            "rollout.vllm_generate_batch_size": st.none() | st.integers(1, 3),
+            "reward.remote_url": st.sampled_from([None, "judge.py"]),
+            "train.agent_func_path": st.sampled_from([None, "agent.py"]),
+        }
+    ),
+)
+def test_the_launcher_refuses_the_allocations_that_the_trainer_would(
+    options: dict[str, Any], others: dict[str, Any]
+) -> None:
+    given = others | {f"algo.allocation.{name}": value for name, value in options.items()}
+    made = Config("any", {key: Setting(value, "r.yaml:1") for key, value in given.items()})
+    defaults = {name: flag.default for name, flag in trainer_flags().items()}
+    refused = Allocation(**options).problems(defaults | others)
+    between, alone = list(allocation(made)), list(values(made))
+    assert between or alone or not refused
+    assert refused or not between
 
 
 def test_faults_of_several_checks_are_told_together_with_where_each_value_was_set(tmp_path: Path) -> None:
@@ -164,6 +247,10 @@ def test_the_schedulers_are_those_that_transformers_knows() -> None:
         (20, "rollout.vllm_generate_batch_size=8", "20 prompts in steps of 8 leave 4 for the last step"),
         (20, "train.dynamic_batch_enable=true", None),
         (20, "algo.dynamic_filtering_enable=true", None),
+        (20, "algo.allocation.strategy=uniform", None),
+        (20, "algo.advantage.estimator=reward_budget", None),
+        (20, "algo.advantage.group_weight=prompt", None),
+        (20, "algo.advantage.group_weight=sample algo.advantage.ddof=1", "20 prompts in steps of 16 leave 4"),
         (None, "", None),
     ],
 )
