@@ -97,6 +97,7 @@ def look_at_inputs(config: Config, to_be_made: Path | None = None) -> Inputs:
     """Look at every input of an `absolute` configuration, except below `to_be_made`, which a preparation will fill."""
     inputs = Inputs()
     prompts: dict[str, Counter[str]] = {}
+    identities: dict[str, tuple[Path, str]] = {}
     for key in (*MODELS, *DATA, *CODE):
         for piece in _pieces(config[key]):
             path = Path(piece.partition("@")[0])
@@ -112,10 +113,13 @@ def look_at_inputs(config: Config, to_be_made: Path | None = None) -> Inputs:
                 elif key in MODELS:
                     _look_at_model(path)
                 elif path.suffix in TABLES and path.stat().st_size <= READ_WHOLE:
-                    rows = list(_read_rows(path, config))[: config["data.max_samples"]]
-                    if not rows:
+                    placed = list(_read_rows(path, config, key))[: config["data.max_samples"]]
+                    if not placed:
                         raise UserError(f"{shown(path)}: holds no rows")
+                    rows = [row for _, row in placed]
                     inputs.warnings += _blank_labels(path, rows, config["data.label_key"])
+                    if key == "data.prompt_dataset":
+                        _look_for_duplicates(path, placed, config, identities)
                     inputs.facts.setdefault(key, []).append(_facts(path, rows))
                     prompts.setdefault(key, Counter()).update(_text(row[config["data.input_key"]]) for row in rows)
             except UserError as error:
@@ -158,25 +162,51 @@ def _look_at_code(path: Path, name: str) -> None:
         raise UserError(f"{shown(path)} defines no `{name}`, which the trainer calls")
 
 
-def _read_rows(path: Path, config: Config) -> Iterator[dict[str, Any]]:
-    """The rows of a JSON array or of JSON lines, each with the keys that the configuration names."""
-    keys = [key for key in ("data.input_key", "data.label_key") if config[key]]
+def _read_rows(path: Path, config: Config, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a JSON array or of JSON lines and their places, each with the keys that the configuration names."""
+    keys = ["data.input_key", "data.label_key", *(["data.id_key"] if key == "data.prompt_dataset" else [])]
+    keys = [key for key in keys if config[key]]
     for place, row in _json_rows(path):
         if not isinstance(row, dict):
             raise UserError(f"{shown(path)}: {place} is not an object {{..}} but {type(row).__name__}")
         for key in keys:
             if fault := _fault_of_cell(row, config[key], key):
                 raise UserError(f"{shown(path)}: {place}: '{config[key]}' ({key}) is {fault}")
-        yield row
+        yield place, row
 
 
 def _fault_of_cell(row: dict[str, Any], name: str, key: str) -> str | None:
     value = row.get(name)
     if value is None:
         return "null there" if name in row else f"missing; there are {', '.join(row)}"
-    if isinstance(value, bool):
-        return f"{json.dumps(value)} there: expected {'text or a number' if key == 'data.label_key' else 'a prompt'}"
-    return "empty there" if key == "data.input_key" and _is_blank(value) else None
+    if isinstance(value, bool) or (key == "data.id_key" and isinstance(value, list | dict)):
+        expected = "a prompt" if key == "data.input_key" else "text or a number"
+        return f"{json.dumps(value, ensure_ascii=False)[:40]} there: expected {expected}"
+    return "empty there" if key != "data.label_key" and _is_blank(value) else None
+
+
+def _look_for_duplicates(
+    path: Path, placed: list[tuple[str, dict[str, Any]]], config: Config, seen: dict[str, tuple[Path, str]]
+) -> None:
+    """Raises UserError if two prompts have one identity, by which samples are counted and shared out; `seen` tells
+    where those of the files before stand, and is added to."""
+    if not config["algo.allocation.strategy"] or config["algo.allocation.duplicates"] == "merge":
+        return
+    by_id = config["data.id_key"]
+    names = [by_id] if by_id else [config[key] for key in ("data.input_key", "data.label_key") if config[key]]
+    for place, row in placed:
+        if len(seen) == config["data.max_samples"]:
+            return
+        identity = "\0".join(_text(row[name]) for name in names)
+        if identity in seen:
+            file, first = seen[identity]
+            what = f"'{by_id}' (data.id_key) {row[by_id]}" if by_id else " and ".join(f"'{name}'" for name in names)
+            other = first if file == path else f"{shown(file)}: {first}"
+            raise UserError(
+                f"{shown(path)}: {place} has the {what} of {other}, and their samples could not be told apart: remove "
+                "one of them, or write algo.allocation.duplicates: merge to count them as one prompt"
+            )
+        seen[identity] = (path, place)
 
 
 def _is_blank(value: Any) -> bool:

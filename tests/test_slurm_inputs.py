@@ -166,6 +166,69 @@ def test_validation_prompts_that_are_trained_on_are_warned_of(folder: Path) -> N
     assert look_at_inputs(made).warnings == []
 
 
+IDS = [{"input": f"{n}+1", "label": str(n + 1), "id": f"p{n}"} for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"input": "9+9", "label": "18"}, "line 5: 'id' (data.id_key) is missing; there are input, label"),
+        ({"input": "9+9", "label": "18", "id": None}, "line 5: 'id' (data.id_key) is null there"),
+        ({"input": "9+9", "label": "18", "id": " "}, "line 5: 'id' (data.id_key) is empty there"),
+        ({"input": "9+9", "label": "18", "id": True}, "(data.id_key) is true there: expected text or a number"),
+        ({"input": "9+9", "label": "18", "id": ["ä"]}, """(data.id_key) is ["ä"] there: expected text or a number"""),
+        ({"input": "9+9", "label": "18", "id": 7}, None),
+    ],
+)
+def test_every_training_prompt_has_the_id_that_is_asked_for(
+    folder: Path, row: dict[str, Any], message: str | None
+) -> None:
+    (folder / "train.jsonl").write_text(lines([*IDS, row]))
+    validation = str(folder / "validation.json")
+    told = faults(config(folder, data__id_key="id", eval__dataset=validation))
+    assert [message in fault for fault in told] == ([True] if message else [])
+    assert faults(config(folder)) == []
+
+
+MERGE = "remove one of them, or write algo.allocation.duplicates: merge to count them as one prompt"
+
+
+@pytest.mark.parametrize(
+    ("row", "id_key", "message"),
+    [
+        ({"input": "1+1", "label": "2", "id": "new"}, None, "line 6 has the 'input' and 'label' of line 2, and"),
+        ({"input": "1+1", "label": 2, "id": "new"}, None, "line 6 has the 'input' and 'label' of line 2, and"),
+        ({"input": "1+1", "label": "3", "id": "new"}, None, None),
+        ({"input": "1+1", "label": "2", "id": "new"}, "id", None),
+        (
+            {"input": "9+9", "label": "18", "id": "p1"},
+            "id",
+            "line 6 has the 'id' (data.id_key) p1 of line 2, and their",
+        ),
+    ],
+)
+def test_two_prompts_of_one_identity_are_refused_where_samples_are_shared_out(
+    folder: Path, row: dict[str, Any], id_key: str | None, message: str | None
+) -> None:
+    (folder / "train.jsonl").write_text(lines(IDS) + "\n" + lines([row]))
+    given = {"algo__allocation__strategy": "uniform", "data__id_key": id_key}
+    told = faults(config(folder, **given))
+    assert [message in fault and fault.endswith(MERGE) for fault in told if message] == [True] * bool(message)
+    assert len(told) == bool(message)
+    assert faults(config(folder, **given, algo__allocation__duplicates="merge")) == []
+    assert faults(config(folder, **given, data__max_samples=4)) == []
+    assert faults(config(folder, data__id_key=id_key)) == []
+
+
+def test_an_identity_of_another_file_is_found_with_the_name_of_both(folder: Path) -> None:
+    (folder / "more.json").write_text(json.dumps([{"input": "new", "label": "1"}, ROWS[3]]))
+    both = f"{folder}/train.jsonl,{folder}/more.json"
+    given = {"data__prompt_dataset": both, "algo__allocation__strategy": "dynamic"}
+    (fault,) = faults(config(folder, **given))
+    assert f"{folder}/more.json: row 2 has the 'input' and 'label' of {folder}/train.jsonl: line 4, and their" in fault
+    assert faults(config(folder, **given, data__max_samples=11)) == []
+
+
 def test_rows_without_a_label_are_warned_of_where_they_are_used(folder: Path) -> None:
     rows = [{"input": str(n), "label": " " if n in (2, 5) else "1"} for n in range(8)]
     (folder / "train.jsonl").write_text(lines(rows))
@@ -185,6 +248,10 @@ def test_rows_without_a_label_are_warned_of_where_they_are_used(folder: Path) ->
         ({"rollout__batch_size": 5}, 2),
         ({"data__max_samples": 8}, 2),
         ({"rollout__vllm_generate_batch_size": 2}, 5),
+        ({"rollout__vllm_generate_batch_size": 8, "train__async_enable": True}, 3),
+        ({"algo__allocation__strategy": "dynamic"}, 3),
+        ({"algo__allocation__strategy": "dynamic", "train__num_episodes": 4}, 12),
+        ({"algo__allocation__strategy": "dynamic", "rollout__vllm_generate_batch_size": 8}, 3),
         ({"algo__dynamic_filtering_enable": True}, None),
         ({"data__prompt_probs": "1.0"}, None),
         ({"data__prompt_dataset": "org/data", "launch__offline": False}, None),
