@@ -6,7 +6,7 @@ Everything shown is read from the run folder: the stage of the start from the tr
 import re
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -27,6 +27,12 @@ STAGES = (
 
 PLAIN_LINES = 20
 """About how many steps a run reports where there is no terminal."""
+
+EXPENDABLE = ("gradient", "tokens/s", "reward", "samples", "learning")
+"""What a step's line leaves out where the terminal is too narrow for it, the first first."""
+
+BESIDE = 34
+"""Columns of the live line that its spinner, the step's number, a piece of the bar and the time take."""
 
 
 @dataclass
@@ -52,8 +58,8 @@ class Status:
         pace = (self.times[-1] - self.times[0]) / (len(self.times) - 1)
         return max(0, self.total - self.last.step) * pace
 
-    def step(self) -> str:
-        """The last step as a line of text."""
+    def step(self, width: int = 200) -> str:
+        """The last step as a line of text, of at most `width` characters while there is something to leave out."""
         if not self.last:
             return ""
         metrics = self.last.metrics
@@ -63,9 +69,14 @@ class Status:
             ("tokens/s", self.last.tokens_per_second, "{:.0f}"),
             ("gradient", metrics.get("actor_grad_norm"), "{:.2f}"),
         )
-        words = [f"{name} {form.format(value)}" for name, value, form in numbers if value is not None]
-        left = self.seconds_left
-        return "  ".join([*words, f"left {clock(left)}"] if left is not None else words)
+        words = {name: f"{name} {form.format(value)}" for name, value, form in numbers if value is not None}
+        words |= _budget(metrics)
+        if (left := self.seconds_left) is not None:
+            words["left"] = f"left {clock(left)}"
+        for name in EXPENDABLE:
+            if len("  ".join(words.values())) > width:
+                words.pop(name, None)
+        return "  ".join(words.values())
 
     def evaluation(self, record: Record) -> str:
         """An evaluation as a line of text."""
@@ -75,6 +86,16 @@ class Status:
         parts = accuracy_by_source(record.metrics)
         words = ", ".join(f"{source} {value:.2f}" for source, value in sorted(parts.items()))
         return f"accuracy {overall:.2f} after step {record.step}" + (f" ({words})" if len(parts) > 1 else "")
+
+
+def _budget(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """How many samples the prompts of a step got, and the share of samples in groups of differing rewards."""
+    fewest, most = metrics.get("groups/count_min"), metrics.get("groups/count_max")
+    if fewest is not None and most is not None:
+        yield "samples", f"samples {fewest:.0f}" + (f"-{most:.0f}" if most > fewest else "")
+    effective, samples = metrics.get("groups/effective_samples"), metrics.get("rollout/num_samples")
+    if effective is not None and samples:
+        yield "learning", f"learning from {100 * effective / samples:.0f} %"
 
 
 def clock(seconds: float) -> str:
@@ -126,7 +147,8 @@ class Watch:
         if self._bar:
             step = self.status.last.step if self.status.last else 0
             head = f"step {step}/{self.status.total or '?'}" if step else self.status.stage
-            self._bar.update(self._task, completed=step, description=head, line=self.status.step(), refresh=True)
+            line = self.status.step(self.console.width - BESIDE)
+            self._bar.update(self._task, completed=step, description=head, line=line, refresh=True)
 
     def _enter(self, stage: str) -> None:
         self.status.stage = stage

@@ -8,15 +8,17 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from slurm import ROOT
 from slurm.config import Config
 from slurm.environment import trainer_environment
 from slurm.inputs import Inputs
-from slurm.local import failure
+from slurm.local import failure, trainer_command
 from slurm.metrics import Record
-from slurm.progress import Status, Watch, clock
+from slurm.progress import EXPENDABLE, Status, Watch, clock
 from slurm.provenance import gather
 from slurm.run_folder import create_run, open_run
 
@@ -86,6 +88,58 @@ def test_time_left_follows_the_pace_of_the_last_steps() -> None:
     assert status.seconds_left == 18
     assert status.step() == "left 0:18"
     assert (clock(5), clock(65), clock(3725)) == ("0:05", "1:05", "1:02:05")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({}, ""),
+        ({"groups/count_min": 4, "groups/count_max": 12}, "samples 4-12"),
+        ({"groups/count_min": 8, "groups/count_max": 8}, "samples 8"),
+        ({"groups/effective_samples": 78, "rollout/num_samples": 128}, "learning from 61 %"),
+        ({"groups/effective_samples": 0, "rollout/num_samples": 0}, ""),
+        (
+            {
+                "accuracy": 0.5,
+                "groups/count_min": 1,
+                "groups/count_max": 9,
+                "groups/effective_samples": 0,
+                "rollout/num_samples": 9,
+            },
+            "accuracy 0.50  samples 1-9  learning from 0 %",
+        ),
+    ],
+)
+def test_a_steps_line_tells_where_its_budget_went(metrics: dict[str, float], told: str) -> None:
+    status = Status(None, {})
+    status.see(Record("train", 1, 0.0, metrics))
+    assert status.step() == told
+
+
+@given(st.integers(0, 120))
+def test_a_narrow_terminal_loses_what_matters_least_and_keeps_accuracy_and_time_left(width: int) -> None:
+    metrics = {"reward": 0.5, "accuracy": 0.5, "actor_grad_norm": 1.0, "rollout/num_samples": 64.0}
+    metrics |= {"rollout/response_length_mean": 10.0, "timing/step_total": 4.0}
+    metrics |= {"groups/count_min": 4.0, "groups/count_max": 12.0, "groups/effective_samples": 32.0}
+    status = Status(20, {})
+    for step in (1, 2):
+        status.see(Record("train", step, float(step), metrics))
+    whole, fitted = status.step(), status.step(width)
+    assert "accuracy 0.50" in fitted and fitted.endswith("left 0:18")
+    kept = fitted.split("  ")
+    assert kept == [words for words in whole.split("  ") if words in kept]
+    left_out = [name for name in EXPENDABLE if name not in fitted]
+    assert left_out == list(EXPENDABLE[: len(left_out)])
+    assert len(fitted) <= width or len(left_out) == len(EXPENDABLE)
+    assert not left_out or len(whole) > width
+
+
+def test_the_launcher_gives_the_trainer_its_files_in_the_run_folder(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "owned", Config("owned", {}), [], {})
+    command = trainer_command(run, Config("owned", {}))
+    assert f"--logger.groups_path={run.root}/groups" in command
+    assert f"--logger.metrics_path={run.root}/metrics.jsonl" in command
+    assert {run.draws.parent, run.updates.parent} == {run.root / "groups"}
 
 
 @pytest.mark.parametrize(
