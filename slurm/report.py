@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from slurm.groups import Updates, budget, read_updates
 from slurm.metrics import Record, accuracy, accuracy_by_source, last_of_each_step, read_records
 from slurm.progress import duration
 from slurm.run_folder import RunFolder, read_json, write_json
@@ -24,17 +25,17 @@ ORDER = ("start-up", *PHASES.values(), "other")
 
 def write_report(run: RunFolder) -> dict[str, Any]:
     """Write report/ of a run anew from its metrics, and return the summary."""
-    from slurm.plot import draw  # matplotlib takes a second to import, which no other command should pay
+    from slurm.plot import Recorded, draw  # matplotlib takes a second to import, which no other command should pay
 
-    records = read_records(run.metrics)
-    summary = summarize(run, records)
+    records, updates = read_records(run.metrics), read_updates(run.updates)
+    summary = summarize(run, records, updates)
     write_json(run.summary_json, summary)
-    draw(run.curves, last_of_each_step(records), summary)
+    draw(run.curves, Recorded(last_of_each_step(records), updates, summary))
     run.summary_text.write_text(as_markdown(summary), encoding="utf-8")
     return summary
 
 
-def summarize(run: RunFolder, records: Sequence[Record]) -> dict[str, Any]:
+def summarize(run: RunFolder, records: Sequence[Record], updates: Updates) -> dict[str, Any]:
     """The run in numbers: accuracies from 0 to 1, times in seconds; None or empty where nothing was recorded."""
     attempts = [attempt.record for attempt in run.attempts]
     kept = last_of_each_step(records)
@@ -47,6 +48,7 @@ def summarize(run: RunFolder, records: Sequence[Record]) -> dict[str, Any]:
         "attempts": len(attempts),
         "steps": steps[-1].step if steps else 0,
         "accuracy": _accuracies([record for record in kept if record.kind == "eval"], validation_rows(run)),
+        "budget": budget(updates),
         "seconds": sum(end - start for _, start, end in spans(attempts, records)),
         "seconds_by_phase": phases,
         "median_step_seconds": _median([record.metrics.get("timing/step_total") for record in steps]),
@@ -133,6 +135,8 @@ def as_markdown(summary: Mapping[str, Any]) -> str:
     lines = [f"# {summary['outcome'].capitalize()} after {summary['steps']} steps", ""]
     if summary["accuracy"].get("by_source"):
         lines += [*_accuracy_table(summary["accuracy"]), ""]
+    if summary["budget"]:
+        lines += [*_budget_table(summary["budget"]), ""]
     if summary["seconds"]:
         lines += [*_time_table(summary), ""]
     if summary["median_step_seconds"] is not None:
@@ -162,6 +166,16 @@ def _accuracy_table(accuracies: Mapping[str, Any]) -> Iterator[str]:
                 f"{100 * (row['after'] - before):+.1f}" if known else "",
             ]
         yield f"| {name} | {row['prompts'] or ''} | {' | '.join(cells)} |"
+
+
+def _budget_table(spent: Mapping[str, Any]) -> Iterator[str]:
+    yield "| budget | prompts drawn | samples | a prompt | right | taught |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    for name, row in {**spent["by_source"], "**all**": spent}.items():
+        cells = f"{row['prompts']} | {row['samples']} | {row['samples_per_prompt']:.1f}"
+        yield f"| {name} | {cells} | {100 * row['share_right']:.1f} % | {100 * row['share_taught']:.1f} % |"
+    yield ""
+    yield "Taught: samples in groups whose advantages differ."
 
 
 def _time_table(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def test_accuracy_is_weighted_by_the_prompts_of_each_source(run: RunFolder) -> None:
-    summary = summarize(run, read_records(run.metrics))
+    summary = summarize(run, read_records(run.metrics), {})
     accuracies = summary["accuracy"]
     assert accuracies["before"] == pytest.approx((0.4 * 10 + 0.1 * 30) / 40)
     assert accuracies["after"] == pytest.approx((0.8 * 10 + 0.3 * 30) / 40)
@@ -64,7 +64,7 @@ def test_accuracy_is_weighted_by_the_prompts_of_each_source(run: RunFolder) -> N
 
 
 def test_time_is_divided_without_remainder(run: RunFolder) -> None:
-    summary = summarize(run, read_records(run.metrics))
+    summary = summarize(run, read_records(run.metrics), {})
     assert summary["seconds"] == 45
     assert summary["seconds_by_phase"] == {
         "start-up": 30,
@@ -138,7 +138,7 @@ def test_the_report_is_written_for_a_whole_run_and_for_one_that_recorded_nothing
 
 
 def test_the_summary_says_before_after_and_gain(run: RunFolder) -> None:
-    text = as_markdown(summarize(run, read_records(run.metrics)))
+    text = as_markdown(summarize(run, read_records(run.metrics), {}))
     assert "# Finished after 2 steps" in text
     assert "| easy | 10 | 40.0 % | 80.0 % | +40.0 |" in text
     assert "| **all** | 40 | 17.5 % | 42.5 % | +25.0 |" in text

@@ -1,0 +1,130 @@
+"""Reading `groups/updates.jsonl`: what each prompt of a training step got, and what came of it."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Group:
+    """One draw of a prompt: the samples of it in one step.
+
+    `share_right` is the share of its earlier samples that were right, None where too few of them were known to go by;
+    `taught` says whether the advantages of its samples differ.
+    """
+
+    source: str
+    share_right: float | None
+    count: int
+    correct: int
+    taught: bool
+
+
+Updates = Mapping[int, Sequence[Group]]
+"""The groups of each training step, in order of step; every group has a sample, and every step a group."""
+
+
+def read_updates(path: Path) -> Updates:
+    """The steps of a file; of a step that a resumed attempt did again, the last line counts. Empty without a file."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", errors="replace") as file:
+        steps = dict(filter(None, map(_parse, file)))
+    return {step: steps[step] for step in sorted(steps)}
+
+
+def _parse(line: str) -> tuple[int, list[Group]] | None:
+    """Step and groups of a line; None for one that holds none, such as the half-written end of a killed attempt."""
+    try:
+        row = json.loads(line)
+        step, groups = int(row["step"]), [_group(group) for group in row["groups"]]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return (step, groups) if groups else None
+
+
+def _group(row: Mapping[str, Any]) -> Group:
+    known = row["weight"] is not None and row["seen"] > 0
+    return Group(
+        source=str(row["source"]),
+        share_right=row["right"] / row["seen"] if known else None,
+        count=int(row["count"]),
+        correct=int(row["correct"]),
+        taught=len(set(row["advantages"])) > 1,
+    )
+
+
+def budget(updates: Updates) -> dict[str, Any]:
+    """Where the samples of a run went, in all and by source, easiest source first; empty where nothing was recorded.
+
+    `prompts` counts draws; shares are from 0 to 1 and of samples: those that were right, those that `taught`.
+    """
+    groups = [group for step in updates.values() for group in step]
+    if not groups:
+        return {}
+    by_source = {source: _spent(of) for source, of in _grouped(groups).items()}
+    easiest_first = sorted(by_source, key=lambda source: (-by_source[source]["share_right"], source))
+    return {**_spent(groups), "by_source": {source: by_source[source] for source in easiest_first}}
+
+
+def _grouped(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group.source, []).append(group)
+    return found
+
+
+def _spent(groups: Sequence[Group]) -> dict[str, float]:
+    samples = sum(group.count for group in groups)
+    return {
+        "prompts": len(groups),
+        "samples": samples,
+        "samples_per_prompt": samples / len(groups),
+        "share_right": sum(group.correct for group in groups) / samples,
+        "share_taught": sum(group.count for group in groups if group.taught) / samples,
+    }
+
+
+def shares(updates: Updates, sources: Sequence[str], of: Callable[[Group], int]) -> list[list[float]]:
+    """For each source, its share, 0 to 1, of what `of` says of the groups of each step, such as their samples."""
+    totals: list[Counter[str]] = []
+    for groups in updates.values():
+        totals.append(Counter())
+        for group in groups:
+            totals[-1][group.source] += of(group)
+    return [[total[source] / total.total() for total in totals] for source in sources]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Draws of prompts of like difficulty: the mean `share_right`, and mean and 10th and 90th percentile of `count`."""
+
+    share_right: float
+    mean: float
+    low: float
+    high: float
+
+
+def by_difficulty(groups: Sequence[Group], bins: int = 10) -> Iterator[Bin]:
+    """Draws with a known `share_right`, in `bins` equal ranges of it from 0 to 1; ranges without draws are left out."""
+    places: dict[int, list[Group]] = {}
+    for group in groups:
+        if group.share_right is not None:
+            places.setdefault(min(int(group.share_right * bins), bins - 1), []).append(group)
+    for _, held in sorted(places.items()):
+        counts = sorted(group.count for group in held)
+        yield Bin(
+            share_right=sum(group.share_right or 0.0 for group in held) / len(held),
+            mean=sum(counts) / len(counts),
+            low=counts[round(0.1 * (len(counts) - 1))],
+            high=counts[round(0.9 * (len(counts) - 1))],
+        )
+
+
+def last_third(updates: Updates) -> list[Group]:
+    """The groups of the last third of the recorded steps, of one step at least if there is any."""
+    steps = list(updates.values())
+    return [group for groups in steps[-max(1, len(steps) // 3) :] for group in groups]
