@@ -13,13 +13,13 @@ class Group:
     """One draw of a prompt: the samples of it in one step.
 
     `share_right` is the share of its earlier samples that were right, None where too few of them were known to go by;
-    `taught` says whether the advantages of its samples differ.
+    `correct` is None where no verdicts were given; `taught` says whether the advantages of its samples differ.
     """
 
     source: str
     share_right: float | None
     count: int
-    correct: int
+    correct: int | None
     taught: bool
 
 
@@ -52,7 +52,7 @@ def _group(row: Mapping[str, Any]) -> Group:
         source=str(row["source"]),
         share_right=row["right"] / row["seen"] if known else None,
         count=int(row["count"]),
-        correct=int(row["correct"]),
+        correct=None if row["correct"] is None else int(row["correct"]),
         taught=len(set(row["advantages"])) > 1,
     )
 
@@ -60,13 +60,14 @@ def _group(row: Mapping[str, Any]) -> Group:
 def budget(updates: Updates) -> dict[str, Any]:
     """Where the samples of a run went, in all and by source, easiest source first; empty where nothing was recorded.
 
-    `prompts` counts draws; shares are from 0 to 1 and of samples: those that were right, those that `taught`.
+    `prompts` counts draws; shares are from 0 to 1 and of samples: those that were right (None without verdicts), those
+    that `taught`.
     """
     groups = [group for step in updates.values() for group in step]
     if not groups:
         return {}
     by_source = {source: _spent(of) for source, of in _grouped(groups).items()}
-    easiest_first = sorted(by_source, key=lambda source: (-by_source[source]["share_right"], source))
+    easiest_first = sorted(by_source, key=lambda source: (-(by_source[source]["share_right"] or 0), source))
     return {**_spent(groups), "by_source": {source: by_source[source] for source in easiest_first}}
 
 
@@ -77,13 +78,14 @@ def _grouped(groups: Sequence[Group]) -> dict[str, list[Group]]:
     return found
 
 
-def _spent(groups: Sequence[Group]) -> dict[str, float]:
+def _spent(groups: Sequence[Group]) -> dict[str, Any]:
     samples = sum(group.count for group in groups)
+    right = [group.correct for group in groups if group.correct is not None]
     return {
         "prompts": len(groups),
         "samples": samples,
         "samples_per_prompt": samples / len(groups),
-        "share_right": sum(group.correct for group in groups) / samples,
+        "share_right": sum(right) / samples if len(right) == len(groups) else None,
         "share_taught": sum(group.count for group in groups if group.taught) / samples,
     }
 

@@ -173,7 +173,8 @@ def _budget_table(spent: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|--:|--:|--:|--:|--:|"
     for name, row in {**spent["by_source"], "**all**": spent}.items():
         cells = f"{row['prompts']} | {row['samples']} | {row['samples_per_prompt']:.1f}"
-        yield f"| {name} | {cells} | {100 * row['share_right']:.1f} % | {100 * row['share_taught']:.1f} % |"
+        right = f"{100 * row['share_right']:.1f} %" if row["share_right"] is not None else ""
+        yield f"| {name} | {cells} | {right} | {100 * row['share_taught']:.1f} % |"
     yield ""
     yield "Taught: samples in groups whose advantages differ."
 

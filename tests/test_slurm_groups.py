@@ -43,6 +43,7 @@ def test_groups_are_read_with_what_was_known_before_the_draw(tmp_path: Path) -> 
         row("hard", 6, 6, seen=2, right=1, weight=None),
         row("hard", 1, 1, seen=4, right=0, weight=0.0),
         row("hard", 2, 1, advantages=[0.5, 0.5]),
+        row("hard", 2, 1) | {"correct": None},
     ]
     assert read(tmp_path, line(1, *rows))[1] == [
         Group("easy", 0.25, 4, 3, taught=True),
@@ -50,6 +51,7 @@ def test_groups_are_read_with_what_was_known_before_the_draw(tmp_path: Path) -> 
         Group("hard", None, 6, 6, taught=False),
         Group("hard", 0.0, 1, 1, taught=False),
         Group("hard", 0.5, 2, 1, taught=False),
+        Group("hard", 0.5, 2, None, taught=True),
     ]
     assert read_updates(tmp_path / "missing.jsonl") == {}
 
@@ -230,3 +232,6 @@ def test_the_summary_tells_the_budget_only_where_it_was_recorded(run: RunFolder)
     assert "| budget | prompts drawn | samples | a prompt | right | taught |" in text
     assert "| easy | 1 | 4 | 4.0 | 100.0 % | 0.0 % |\n| hard | 2 | 19 | 9.5 | 15.8 % | 63.2 % |" in text
     assert "| **all** | 3 | 23 | 7.7 | 30.4 % | 52.2 % |" in text
+    run.updates.write_text(line(1, row("a", 8, 3) | {"correct": None}, row("b", 4, 4)))
+    assert [row["share_right"] for row in write_report(run)["budget"]["by_source"].values()] == [1.0, None]
+    assert "| a | 1 | 8 | 8.0 |  | 100.0 % |\n| **all** | 2 | 12 | 6.0 |  | 66.7 % |" in run.summary_text.read_text()
