@@ -132,6 +132,23 @@ def allocation(config: Config) -> Iterator[Problem]:
     strategy, average = config["algo.allocation.strategy"], config["rollout.n_samples_per_prompt"]
     if not strategy and config["algo.advantage.estimator"] != "reward_budget":
         return
+    if strategy == "dynamic":
+        yield from _bounds(config, average)
+        if not has_reward_function(config):
+            yield config.problem(
+                "algo.allocation.strategy",
+                "needs to be told which samples are right: set reward.remote_url or train.agent_func_path",
+            )
+    generated, batch = config["rollout.vllm_generate_batch_size"], config["rollout.batch_size"]
+    if generated and generated < batch:
+        yield config.problem(
+            "rollout.vllm_generate_batch_size",
+            f"is below rollout.batch_size {batch}, and samples are shared out over whole batches: leave it out",
+        )
+
+
+def _bounds(config: Config, average: int) -> Iterator[Problem]:
+    """Bounds within which every batch can spend its samples."""
     fewest, most = config["algo.allocation.min_samples"], config["algo.allocation.max_samples"]
     if fewest is not None and fewest > average:
         yield config.problem(
@@ -150,17 +167,6 @@ def allocation(config: Config) -> Iterator[Problem]:
             "algo.allocation.min_samples",
             "dynamic filtering rejects every prompt with one sample, and unset this is half of "
             f"rollout.n_samples_per_prompt {average}: write 2 or more",
-        )
-    if strategy == "dynamic" and not has_reward_function(config):
-        yield config.problem(
-            "algo.allocation.strategy",
-            "needs to be told which samples are right: set reward.remote_url or train.agent_func_path",
-        )
-    generated, batch = config["rollout.vllm_generate_batch_size"], config["rollout.batch_size"]
-    if generated and generated < batch:
-        yield config.problem(
-            "rollout.vllm_generate_batch_size",
-            f"is below rollout.batch_size {batch}, and samples are shared out over whole batches: leave it out",
         )
 
 

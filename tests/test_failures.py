@@ -1,6 +1,7 @@
 """A dead engine or actor ends the run within a minute, with a reason on the last lines of its log."""
 
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -72,3 +73,17 @@ def test_an_engine_that_cannot_start_ends_the_run(task, tmp_path):
     assert returncode != 0
     assert "vLLM engine 0" in reason(run)
     assert "ValueError: Available memory" in run.log, "vLLM's own reason stands in the log above"
+
+
+def test_t12_a_gradient_that_is_not_finite_ends_the_run_and_names_the_last_good_checkpoint(task, tmp_path):
+    reward = Path(__file__).with_name("reward_nan.py")
+    process = trainer.start(tmp_path, task, reward__remote_url=reward, ckpt__save_steps=2)
+    try:
+        returncode = process.wait(180)
+    finally:
+        trainer.stop(process)
+    run = trainer.Run(tmp_path, returncode)
+    assert returncode != 0
+    assert list(run.steps) == [1, 2, 3]
+    assert "the gradient of optimizer step 4 is not finite" in reason(run)
+    assert reason(run).endswith("_actor/global_step2")

@@ -77,7 +77,7 @@ FAULTS = {
     "rollout.n_samples_per_prompt=1 algo.advantage.estimator=reward_budget": "reward_budget compares the samples of a",
     "algo.allocation.strategy=dynamic algo.allocation.min_samples=5": "algo.allocation.min_samples (5): a batch has "
     "rollout.n_samples_per_prompt 4 samples for each prompt and could not give every one 5: write 4 or less",
-    "algo.allocation.strategy=uniform algo.allocation.max_samples=3": "algo.allocation.max_samples (3): a batch has "
+    "algo.allocation.strategy=dynamic algo.allocation.max_samples=3": "algo.allocation.max_samples (3): a batch has "
     "rollout.n_samples_per_prompt 4 samples for each prompt and could not spend them all with 3: write 4 or more",
     "algo.allocation.strategy=dynamic reward.remote_url=null reward.model_name_or_path=m": "algo.allocation.strategy "
     "(dynamic): needs to be told which samples are right: set reward.remote_url or train.agent_func_path",

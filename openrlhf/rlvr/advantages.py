@@ -121,7 +121,7 @@ def group_advantages(
     if added is not None:
         advantages = torch.where(valid, advantages + added, 0.0)
     if group_weight == "prompt":
-        average = valid.sum() / len(groups[valid].unique())
+        average = int(valid.sum()) / max(1, len(groups[valid].unique()))
         advantages = per_group(advantages, groups, lambda matrix: matrix * (average / matrix.shape[-1]), valid)
     return advantages
 
@@ -166,4 +166,4 @@ def _indices_by_size(groups: torch.Tensor, valid: torch.Tensor) -> Iterator[torc
     places = places[group.argsort(stable=True)]
     starts = sizes.cumsum(0) - sizes
     for size in sizes.unique():
-        yield places[starts[sizes == size].unsqueeze(-1) + torch.arange(int(size))]
+        yield places[starts[sizes == size].unsqueeze(-1) + torch.arange(int(size), device=places.device)]

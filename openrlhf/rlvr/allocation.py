@@ -40,6 +40,8 @@ class Allocation:
 
     def bounds(self, average: int) -> tuple[int, int]:
         """Fewest and most samples of a prompt, of ``average`` samples in the mean."""
+        if self.strategy != "dynamic":
+            return average, average
         fewest = max(1, average // 2) if self.min_samples is None else self.min_samples
         return fewest, -(-3 * average // 2) if self.max_samples is None else self.max_samples
 
@@ -121,11 +123,11 @@ class PromptStatistics:
         pairs = np.where(known, seen * (seen - 1), 1.0)
         proxy = np.maximum(right * (seen - right) / pairs, 0.0) ** exponent
         if mastery is not None:
-            proxy[right >= mastery * seen] = 0.0
+            proxy[right / np.maximum(seen, 1.0) >= mastery] = 0.0
         return np.where(known, proxy, np.nan)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"decay": self.decay, "counts": dict(self._counts)}
+        return {"counts": dict(self._counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._counts = {name: (float(seen), float(right)) for name, (seen, right) in state["counts"].items()}
@@ -167,10 +169,13 @@ def allocate(weights: ArrayLike, budget: int, lower: ArrayLike, upper: ArrayLike
     weights = np.asarray(weights, dtype=np.float64)
     if weights.ndim != 1 or not np.all(np.isfinite(weights) & (weights >= 0)):
         raise ValueError("weights must be a list of finite numbers, none below 0")
-    low, high = (np.broadcast_to(np.asarray(bound), weights.shape).astype(np.int64) for bound in (lower, upper))
+    low, high = (np.asarray(bound) for bound in (lower, upper))
+    if any(bound.dtype.kind not in "iu" or bound.shape not in ((), weights.shape) for bound in (low, high)):
+        raise ValueError("bounds must be whole numbers: one, or one for each weight")
+    low, high = (np.broadcast_to(bound, weights.shape).astype(np.int64) for bound in (low, high))
     if np.any(low < 0) or np.any(low > high):
         raise ValueError("every lower bound must be 0 or more, and at most its upper bound")
-    if not low.sum() <= budget <= high.sum():
+    if budget != int(budget) or not low.sum() <= budget <= high.sum():
         raise ValueError(
             f"{len(weights)} prompts within their bounds take {low.sum()} to {high.sum()} samples, not {budget}"
         )
@@ -181,7 +186,7 @@ def allocate(weights: ArrayLike, budget: int, lower: ArrayLike, upper: ArrayLike
         counts[~positive] = _fill(equal, rest, low[~positive], high[~positive])
     elif positive.any():
         # Scaled, so that no bound overflows when divided by the smallest weight.
-        scaled = np.maximum(weights[positive] / weights.max(), 1e-150)
+        scaled = np.maximum(weights[positive] / weights.max(), 1e-300)
         counts[positive] = _fill(scaled, budget - low[~positive].sum(), low[positive], high[positive])
     return counts
 

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from openrlhf.rlvr.flags import flag, settings
@@ -55,8 +57,16 @@ class MetricsLogger:
             return
         metrics = {name: _number(value) for name, value in logs.items() if name != "generated_samples"}
         line = json.dumps({"kind": kind, "step": step, "time": time.time(), "metrics": metrics}, allow_nan=False)
-        with open(self._path, "a") as handle:
-            handle.write(line + "\n")
+        append_lines(self._path, [line])
+
+
+def append_lines(path: str, lines: Sequence[str]) -> None:
+    """Append whole lines to a file; what a killed process left of its last line ends there."""
+    with open(path, "ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            lines = lines if file.read(1) == b"\n" else ["", *lines]
+        file.write("".join(f"{line}\n" for line in lines).encode())
 
 
 def _number(value: Any) -> float | None:

@@ -9,12 +9,13 @@ a training batch or filtered out, with what was known of the prompt before it an
 """
 
 import json
+import os
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from openrlhf.rlvr.flags import flag, settings
+from openrlhf.rlvr.metrics import append_lines
 
 
 @settings("logger")
@@ -27,20 +28,18 @@ class Groups:
 
 
 class JsonLines:
-    """A file to which rows are appended, whole; with no folder, nothing is written."""
+    """A file to which rows are appended; without a folder, nothing is written."""
 
     def __init__(self, args: Any, name: str) -> None:
         folder = Groups.of(args).groups_path  # type: ignore[attr-defined]
-        self._path = Path(folder) / name if folder else None
-        if self._path:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = os.path.join(folder, name) if folder else None
+        if folder:
+            os.makedirs(folder, exist_ok=True)
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
         if self._path:
             now = time.time()
-            text = "".join(json.dumps({**row, "time": now}, allow_nan=False) + "\n" for row in rows)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(text)
+            append_lines(self._path, [json.dumps({**row, "time": now}, allow_nan=False) for row in rows])
 
 
 BINS = 8

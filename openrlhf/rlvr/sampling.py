@@ -21,9 +21,10 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 @dataclass(frozen=True)
 class GroupDraw(Draw):
-    """A draw, and the group that its samples form."""
+    """A draw, the group that its samples form, and the number of the filtered draw that it replaces, if any."""
 
     group: Group
+    replaces: int | None
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,10 @@ class RaggedSamplesGenerator(OrderedSamplesGenerator):
         return draws
 
     def _draw_groups(
-        self, prompts: Iterator[Any], wanted: int, batch: int, inherited: int | None = None
+        self, prompts: Iterator[Any], wanted: int, batch: int, replaced: GroupDraw | None = None
     ) -> list[GroupDraw]:
-        """Up to ``wanted`` draws for one training batch; their total is their number times the average, unless they
-        inherit a number of samples."""
+        """Up to ``wanted`` draws for one training batch, which share their number times the average; or one in place
+        of a filtered draw, with as many samples."""
         source = self.prompts_dataloader
         rows = []
         for row in islice(prompts, wanted):
@@ -136,15 +137,17 @@ class RaggedSamplesGenerator(OrderedSamplesGenerator):
         ids = [row[-1] for row in rows]
         options = self._allocation
         weights = source.statistics.weights(ids, options.exponent, options.min_history, options.mastery)
-        counts = np.full(len(rows), self._average if inherited is None else inherited)
-        if options.strategy == "dynamic" and inherited is None and rows:
+        counts = np.full(len(rows), replaced.n_samples if replaced else self._average)
+        if options.strategy == "dynamic" and not replaced and rows:
             counts = share(weights, self._average, *self._bounds)
         draws = []
         for (number, origin, text, label, images, prompt_id), weight, count in zip(rows, weights, counts, strict=True):
             seen, right = source.statistics.counts(prompt_id)
             known = None if math.isnan(weight) else float(weight)
             group = Group(number, prompt_id, str(origin), label, batch, int(count), known, seen, right)
-            draws.append(GroupDraw(number, text, label, images, int(count), group))
+            draws.append(
+                GroupDraw(number, text, label, images, int(count), group, replaced.number if replaced else None)
+            )
         return draws
 
     def _collect(
@@ -164,7 +167,7 @@ class RaggedSamplesGenerator(OrderedSamplesGenerator):
             outcomes.append(Outcome(draw, samples, accepted))
             if accepted:
                 continue
-            replacement = self._draw_groups(prompts, 1, draw.group.batch, draw.n_samples)
+            replacement = self._draw_groups(prompts, 1, draw.group.batch, draw)
             exhausted = exhausted or not replacement
             under_way += [one.number for one in replacement]
             pending |= self._dispatch(replacement, False, **generate_kwargs)
@@ -210,9 +213,12 @@ def _row(call: int, outcome: Outcome) -> dict[str, Any]:
     """A line of draws.jsonl."""
     group = asdict(outcome.draw.group)
     del group["label"]
-    scores = [None if one.scores is None else one.scores.item() for one in outcome.samples]
-    correct = sum(one.samples[0].correct or False for one in outcome.samples)
-    return {"kind": "draw", "call": call, **group, "scores": scores, "correct": correct, "accepted": outcome.accepted}
+    return {
+        **{"kind": "draw", "call": call, **group, "replaces": outcome.draw.replaces},
+        "scores": [None if one.scores is None else one.scores.item() for one in outcome.samples],
+        "correct": sum(one.samples[0].correct or False for one in outcome.samples),
+        "accepted": outcome.accepted,
+    }
 
 
 def samples_generator(*args: Any, strategy: Any, **kwargs: Any) -> OrderedSamplesGenerator:
