@@ -72,6 +72,15 @@ def test_the_fork_with_no_flag_of_its_own_is_the_reference_bit_for_bit(fork, tas
     assert_equal(fork, run)
 
 
+def test_equal_groups_through_our_modules_have_upstreams_numbers_bit_for_bit(fork, task, tmp_path):
+    """Identities, statistics, batches and advantages of ours: with all counts equal, nothing of upstream's changes."""
+    run = trainer.train(tmp_path, task, ckpt__save_steps=STOP, algo__allocation__strategy="uniform")
+    assert all(step["groups/count_std"] == 0 for step in run.steps.values())
+    steps = {step: {k: v for k, v in metrics.items() if "groups/" not in k} for step, metrics in run.steps.items()}
+    assert steps == fork.steps
+    assert (run.weights, run.optimizer(STEPS)) == (fork.weights, fork.optimizer(STEPS))
+
+
 def test_a_resumed_run_equals_the_uninterrupted_one(fork, task, tmp_path):
     """Stopped on two engines, resumed on one."""
     assert_equal(resumed(fork, tmp_path, task), fork, first=STOP + 1)
