@@ -102,7 +102,6 @@ def assert_sound(run):
     assert list(steps) == list(range(1, len(steps) + 1)) and len(steps) > STOP
     for metrics in steps.values():
         assert metrics["mismatch"] == 0
-        assert abs(metrics["vllm_kl"]) < 0.02
         assert metrics["rollout/num_samples"] <= BATCH * AVERAGE
     # Whole batches spend the budget exactly; only the last of an episode may be smaller.
     whole = [one for one in steps.values() if one["rollout/num_samples"] == BATCH * AVERAGE]
@@ -120,6 +119,7 @@ def learnt(run):
 
 def test_synchronous_ragged_training_is_sound(synchronous):
     assert_sound(synchronous)
+    assert all(abs(metrics["vllm_kl"]) < 0.02 for metrics in synchronous.steps.values()), "no prefix of old weights"
 
 
 def test_asynchronous_ragged_training_is_sound(asynchronous):
