@@ -15,6 +15,7 @@ from rich.markdown import Markdown
 
 from slurm import ROOT, local
 from slurm.checks import faults, last_step
+from slurm.comparison import write_comparison
 from slurm.config import Config, read_config, shown
 from slurm.inputs import Inputs, absolute, look_at_inputs
 from slurm.placement import accelerators
@@ -88,9 +89,19 @@ def resume(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Summarize a run and draw its curves."""
-    run = open_run(arguments.run)
-    _show_report(run, Console())
+    """Summarize a run and draw its curves, or compare several: validation accuracy against the samples that it took."""
+    folders = [Path(word) for word in arguments.runs]
+    if len(folders) == 1:
+        if arguments.output:
+            raise UserError(
+                "--output is for a comparison of several runs; the report of one is in its folder's report/"
+            )
+        _show_report(open_run(folders[0]), Console())
+        return 0
+    text, left_out = write_comparison(folders, arguments.output)
+    for name, reason in left_out.items():
+        _complain(f"warning: {name} is left out: {reason}")
+    _show_text(text, Console())
     return 0
 
 
@@ -132,7 +143,10 @@ def _checked(config: Config, to_be_made: Path | None = None) -> Inputs:
 
 
 def _show_report(run: RunFolder, console: Console) -> None:
-    text = as_markdown(write_report(run))
+    _show_text(as_markdown(write_report(run)), console)
+
+
+def _show_text(text: str, console: Console) -> None:
     console.print(Markdown(text) if console.is_terminal else text, soft_wrap=not console.is_terminal, markup=False)
 
 
@@ -154,11 +168,11 @@ def _complain(text: str) -> None:
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     arguments, rest = parser.parse_known_args(words)
-    # argparse gives up on settings that follow an option, as in `submit RECIPE --dry-run key=value`.
+    # argparse gives up on words that follow an option, as in `submit RECIPE --dry-run key=value`.
     for word in rest:
-        if word.startswith("-") or not hasattr(arguments, "overrides"):
+        if word.startswith("-") or not hasattr(arguments, "more"):
             parser.error(f"not understood: {word}")
-        arguments.overrides.append(word)
+        getattr(arguments, arguments.more).append(word)
     return arguments
 
 
@@ -166,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m slurm", description=__doc__)
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("submit", help=submit.__doc__)
-    one.set_defaults(command=submit)
+    one.set_defaults(command=submit, more="overrides")
     one.add_argument("recipe", type=Path, help="a YAML file, such as configs/recipes/tiny.yaml")
     one.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the recipe's")
     one.add_argument("--cluster", type=_cluster, default="local", help="where to run; this version knows `local`")
@@ -179,8 +193,9 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("run", type=Path, help="a run folder, such as runs/latest")
     one.add_argument("--quiet", action="store_true", help="show faults only")
     one = commands.add_parser("report", help=report.__doc__)
-    one.set_defaults(command=report)
-    one.add_argument("run", type=Path, help="a run folder, such as runs/latest")
+    one.set_defaults(command=report, more="runs")
+    one.add_argument("runs", nargs="+", metavar="run", help="a run folder, such as runs/latest; several are compared")
+    one.add_argument("--output", type=Path, help="new folder for a comparison; default: next to the first run")
     one = commands.add_parser("schema", help=schema.__doc__)
     one.set_defaults(command=schema)
     return parser

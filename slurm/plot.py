@@ -106,7 +106,7 @@ def _second_axis(axes: Axes, label: str, colour: str) -> Axes:
     return other
 
 
-def _legend(axes: Axes, columns: int) -> None:
+def legend_below(axes: Axes, columns: int) -> None:
     """Below the axis, where it can cover nothing."""
     axes.legend(
         frameon=False,
@@ -133,7 +133,7 @@ def _learning(axes: Axes, run: Recorded) -> None:
             *zip(*points, strict=True), "D--", color=GREEN, markersize=7, linewidth=1, label="validation accuracy"
         )
     if axes.has_data():
-        _legend(axes, 2)
+        legend_below(axes, 2)
 
 
 def _validation(axes: Axes, run: Recorded) -> None:
@@ -155,7 +155,7 @@ def _validation(axes: Axes, run: Recorded) -> None:
     axes.set_xlim(0, max(1.0, *(row["after"] for row in rows.values())) * 1.12)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(axis="y", visible=False)
-    _legend(axes, 2)
+    legend_below(axes, 2)
 
 
 def _budget(axes: Axes, run: Recorded) -> None:
@@ -187,7 +187,7 @@ def _shares(axes: Axes, updates: Updates, sources: Sequence[str]) -> None:
     axes.margins(x=0)
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    _legend(axes, 4 if max(map(len, names)) <= 8 else 3)
+    legend_below(axes, 4 if max(map(len, names)) <= 8 else 3)
 
 
 def _counts(axes: Axes, updates: Updates) -> None:
@@ -201,7 +201,7 @@ def _counts(axes: Axes, updates: Updates) -> None:
     )
     axes.set_ylabel("samples of a prompt")
     axes.set_ylim(0, 1.08 * max(map(max, counts)))
-    _legend(axes, 2)
+    legend_below(axes, 2)
 
 
 def _difficulty(axes: Axes, run: Recorded) -> None:
@@ -227,7 +227,7 @@ def _difficulty(axes: Axes, run: Recorded) -> None:
     axes.set_xlabel("right among a prompt's earlier samples")
     axes.set_ylabel("samples, last third of the steps")
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    _legend(axes, 2)
+    legend_below(axes, 2)
 
 
 def _length(axes: Axes, run: Recorded) -> None:

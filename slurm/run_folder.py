@@ -148,7 +148,7 @@ class RunFolder:
 def create_run(runs: Path, name: str, config: Config, typed: Sequence[str], provenance: Mapping[str, Any]) -> RunFolder:
     """Make a new folder below `runs`, write what is known before the start, and point `runs/latest` to it."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = RunFolder(_new_folder(runs, stem))
+    folder = RunFolder(new_folder(runs, stem))
     folder.config.write_text(config.dump(), encoding="utf-8")
     write_json(folder.command, {"typed": list(typed), "folder": os.getcwd()})
     write_json(folder.provenance, provenance)
@@ -158,7 +158,7 @@ def create_run(runs: Path, name: str, config: Config, typed: Sequence[str], prov
     return folder
 
 
-def _new_folder(runs: Path, stem: str) -> Path:
+def new_folder(runs: Path, stem: str) -> Path:
     """Make and return the first of `stem`, `stem-2`, `stem-3`, ... that is not there; links in `runs` are followed,
     because a run's processes bear the path that `open_run` finds it by."""
     number = 1

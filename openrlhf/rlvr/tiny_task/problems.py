@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 
 VALIDATION_PER_LEVEL = 128
-TRAINING_PER_LEVEL = 300
+TRAINING_PER_LEVEL = 64
 
 
 @dataclass(frozen=True)
