@@ -9,6 +9,7 @@
       groups/            draws.jsonl, updates.jsonl: which prompts were drawn, and what came of each; likewise
       tensorboard/  checkpoints/  model/
       report/            curves.png, summary.json, summary.md
+    runs/comparison-<time>/  comparison.png, comparison.json, comparison.md: several runs beside each other
 
 Nothing is overwritten but the report. No secret is written: configurations cannot hold one, and of the environment
 only what the launcher sets is recorded by value.
