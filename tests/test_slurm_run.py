@@ -330,7 +330,9 @@ def test_a_run_without_a_checkpoint_or_still_running_is_not_resumed(place: Place
         ),
         (["report", "{folder}"], "is not a run folder: it has no config.yaml"),
         (["resume", "{folder}"], "is not a run folder: it has no config.yaml"),
-        (["report", "{folder}", "more"], "not understood: more"),
+        (["resume", "{folder}", "more"], "not understood: more"),
+        (["report", "{folder}", "more"], "none of these runs can be compared:"),
+        (["report", "{folder}", "more", "--fast"], "not understood: --fast"),
     ],
 )
 def test_a_bad_request_is_told_and_starts_nothing(place: Place, words: list[str], told: str) -> None:
