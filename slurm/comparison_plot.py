@@ -15,6 +15,8 @@ from slurm.plot import GREY, legend_below, smoothed
 SAMPLES = {"generated": "training samples generated", "learnt": "training samples learnt from"}
 MARKS = "osD^vPX"
 COLOURS = colormaps["tab10"]
+NAMES = 3
+"""More groups are told by colour and mark alone: their names would run into each other below an axis."""
 
 Summary = Mapping[str, Any]
 
@@ -46,6 +48,7 @@ def _styles(summary: Summary) -> dict[str, dict[str, Any]]:
 def _against_samples(axes: Axes, summary: Summary) -> None:
     axes.set_xlabel(SAMPLES[summary["samples_are"]])
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_xlim(left=-0.03 * max(one["samples"] for one in summary["runs"]))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     if axes.get_legend_handles_labels()[1]:
         legend_below(axes, 1)
@@ -58,7 +61,7 @@ def _curves(axes: Axes, summary: Summary) -> None:
         for one in summary["runs"]:
             if one["group"] == name:
                 _, samples, values = zip(*one["curve"], strict=True)
-                axes.plot(samples, values, color=style["color"], alpha=0.3, linewidth=0.8)
+                axes.plot(samples, values, ".-", color=style["color"], alpha=0.4, linewidth=0.8, markersize=4)
         axes.plot(*_means(group["curve"]), **style, linewidth=2, markersize=6, label=_label(name, group))
         if group["band"]:
             _band(axes, group["curve"], style["color"])
@@ -88,9 +91,10 @@ def _last(axes: Axes, summary: Summary) -> None:
             _spread(place, len(values)), values, style["marker"], color=style["color"], alpha=0.7, linestyle="none"
         )
         axes.hlines(group["mean"], place - 0.3, place + 0.3, color=style["color"], linewidth=2)
-    axes.set_xticks(range(len(summary["groups"])), [textwrap.fill(name, 14) for name in summary["groups"]])
-    if len(summary["groups"]) > 4:
-        axes.tick_params(axis="x", rotation=30)
+    if len(summary["groups"]) <= NAMES:
+        axes.set_xticks(range(len(summary["groups"])), [textwrap.fill(name, 14) for name in summary["groups"]])
+    else:
+        axes.set_xticks([])
     axes.set_xlim(-0.6, len(summary["groups"]) - 0.4)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(axis="x", visible=False)
