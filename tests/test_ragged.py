@@ -165,7 +165,13 @@ def test_a_resumed_run_gives_the_same_samples_and_ends_with_the_same_weights(syn
     assert run.weights == synchronous.weights
 
 
-def test_a_resumed_asynchronous_run_loses_and_repeats_no_sample(asynchronous, task, prompts, tmp_path):
-    run = resumed(asynchronous, tmp_path, task, prompts, **ASYNCHRONOUS)
+def test_an_asynchronous_run_resumes_with_filtering_and_batches_by_tokens_and_loses_no_sample(
+    asynchronous, task, prompts, tmp_path
+):
+    """The second attempt has two engines, filters prompts, and packs micro-batches; what waited is not lost."""
+    flags = {name: SYNCHRONOUS[name] for name in SYNCHRONOUS if "dynamic" in name or "max_tokens" in name}
+    run = resumed(asynchronous, tmp_path, task, prompts, **{**ASYNCHRONOUS, **flags, "vllm__num_engines": 2})
     assert audit(run.folder / "groups") == []
-    assert sum(group["count"] for group in learnt(run)) == EPISODES * PROMPTS * AVERAGE
+    assert {row["draw"] for row in drawn(run) if row["accepted"]} == {group["draw"] for group in learnt(run)}
+    assert not all(row["accepted"] for row in drawn(run))
+    assert all(metrics["mismatch"] == 0 for metrics in run.steps.values())

@@ -91,6 +91,6 @@ def test_it_holds_with_all_the_rest(everything, task, tmp_path):
     assert_equal(resumed(everything, tmp_path, task, **flags), everything, first=STOP + 1)
 
 
-def test_the_engines_have_the_actors_weights_throughout(everything):
+def test_t10_the_engines_have_the_actors_weights_throughout(everything):
     """Colocated engines under ZeRO-3, prefix caching on: a stale cache or weight would show as a growing difference."""
     assert all(abs(metrics["vllm_kl"]) < 0.01 for metrics in everything.steps.values())

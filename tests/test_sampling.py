@@ -21,6 +21,8 @@ quiet = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 class Instant(RaggedSamplesGenerator):
     """Answers by itself instead of asking engines: in any order, right or wrong as the seed of a sample decides."""
 
+    answered = staticmethod(lambda draw, index: answer(draw, index))
+
     def _dispatch(self, draws, evaluating, **generate_kwargs):
         return {draw.number: (draw, 0) for draw in draws}
 
@@ -28,12 +30,12 @@ class Instant(RaggedSamplesGenerator):
         while pending:
             number = min(pending, key=lambda one: derive(self.haste, one))
             draw, _ = pending.pop(number)
-            yield draw, [answer(draw, index) for index in range(draw.n_samples)]
+            yield draw, [self.answered(draw, index) for index in range(draw.n_samples)]
 
 
 def answer(draw, index):
-    right = float(derive(draw.number, index) % 5 < int(draw.label))
-    tokens = torch.tensor([[draw.number, index, int(draw.label)]])
+    right = float(derive(draw.number, index) % 5 < int(draw.label[0]))
+    tokens = torch.tensor([[draw.number, index, int(draw.label[0])]])
     reward = torch.tensor([right])
     return Experience(sequences=tokens, labels=[draw.label], rewards=reward, scores=reward.clone())
 
@@ -168,3 +170,37 @@ def test_r16_accepted_groups_at_the_end_of_the_data_are_kept():
 def answers(made, number):
     order = [row[2][0] for row in loader(made.args, 6)]
     return [answer(SimpleNamespace(number=number, label=order[number]), index) for index in range(4)]
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("labels", ["other"], r"draw 0 \(prompt \w+\): a sample came back with the label \['other'\], not '\d'"),
+        ("rewards", None, "the reward function gave no reward for a sample"),
+        ("rewards", torch.tensor([float("nan")]), "the reward function gave nan, which is no finite number"),
+    ],
+)
+def test_a_sample_that_is_not_what_was_asked_for_ends_the_run(monkeypatch, name, value, told):
+    def spoilt(draw, index):
+        made = answer(draw, index)
+        setattr(made, name, value)
+        return made
+
+    args = completed(
+        {"algo__allocation__strategy": "uniform", "rollout__batch_size": 2, "reward__remote_url": ["r.py"]}, 0
+    )
+    made = generator(args, 4)
+    monkeypatch.setattr(Instant, "answered", staticmethod(spoilt))
+    with pytest.raises(RuntimeError, match=told):
+        made.generate_samples()
+
+
+@quiet
+def test_labels_may_be_lists():
+    flags = {"rollout__batch_size": 2, "rollout__n_samples_per_prompt": 3}
+    made = generator(completed({"algo__allocation__strategy": "uniform", **flags}, 0), 4)
+    dataset = made.prompts_dataloader.loader.dataset
+    dataset.labels = [["1", "one"]] * 4
+    samples = {one.samples[0] for one in made.generate_samples()[0]}
+    assert len(samples) == 6 and {one.group.draw for one in samples} == {0, 1}

@@ -21,7 +21,7 @@ def test_a_seed_fits_an_int64_and_depends_on_its_parts_alone(parts):
     assert derive(*parts) == derive(*parts)
 
 
-def test_no_two_samples_of_a_long_run_share_a_seed():
+def test_t08_t09_no_two_samples_of_a_long_run_share_a_seed():
     """Date-like run seeds, many draws, many samples; a number is not the text that spells it."""
     runs = (20261129, 20261130)
     draws = [derive(run, kind, draw) for run in runs for kind in ("training", "evaluation") for draw in range(500)]

@@ -1,7 +1,7 @@
 """What travels with every sample from its dispatch to its loss: whose it is, and that it is still the same tokens."""
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class Group:
     draw: int
     prompt_id: str
     source: str
-    label: Any
+    label: Any = field(hash=False)  # may be a list
     batch: int
     count: int
     weight: float | None

@@ -191,6 +191,9 @@ class RaggedSamplesGenerator(OrderedSamplesGenerator):
                     f"{where}: the reward function gave no reward for a sample; the log says why where it says 'Failed "
                     "to fetch reward'"
                 )
+            for value in (sample.rewards, sample.scores):
+                if value is not None and not torch.isfinite(value).all():
+                    raise RuntimeError(f"{where}: the reward function gave {value.item()}, which is no finite number")
             correct = None if sample.scores is None else sample.scores.item() >= self._allocation.correct_score
             sample.samples = [Sample(draw.group, number, checksum(sample.sequences), correct)]
 
