@@ -22,9 +22,9 @@ from slurm.placement import accelerators
 from slurm.problems import ConfigError, UserError
 from slurm.processes import processes_of
 from slurm.progress import Status, Watch, duration
-from slurm.provenance import gather
+from slurm.provenance import changes, gather
 from slurm.report import as_markdown, validation_rows, write_report
-from slurm.run_folder import Attempt, RunFolder, create_run, open_run
+from slurm.run_folder import Attempt, RunFolder, create_run, open_run, read_json
 from slurm.schema import FLAGS_FILE, regenerate
 
 BAD_REQUEST = 2
@@ -85,7 +85,14 @@ def resume(arguments: argparse.Namespace) -> int:
         raise UserError(f"{shown(run.root)} is still running: processes {', '.join(str(one.pid) for one in alive)}")
     if not run.has_checkpoint:
         raise UserError(f"{shown(run.checkpoints)} holds no checkpoint; `ckpt.save_steps: N` saves one every N steps")
-    return _train(run, config, inputs, Console(quiet=arguments.quiet), resume=True)
+    changed = changes(read_json(run.provenance), gather(inputs)) if run.provenance.exists() else []
+    if changed and not arguments.allow_changes:
+        told = "\n".join(changed)
+        raise UserError(
+            f"this has changed since the run began, and its numbers may change with it:\n{told}\n"
+            "restore it, or resume with --allow-changes"
+        )
+    return _train(run, config, inputs, Console(quiet=arguments.quiet), resume=True, changed=changed)
 
 
 def report(arguments: argparse.Namespace) -> int:
@@ -112,8 +119,17 @@ def schema(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _train(run: RunFolder, config: Config, inputs: Inputs, console: Console, resume: bool = False) -> int:
+def _train(
+    run: RunFolder,
+    config: Config,
+    inputs: Inputs,
+    console: Console,
+    resume: bool = False,
+    changed: Sequence[str] = (),
+) -> int:
     attempt: Attempt = run.new_attempt()
+    if changed:
+        attempt.note(changed=list(changed))
     console.print(f"run folder {shown(run.root)}", highlight=False, soft_wrap=True)
     status = Status(inputs.steps(config), validation_rows(run))
     watch = Watch(run, attempt, status, console)
@@ -191,6 +207,9 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("resume", help=resume.__doc__)
     one.set_defaults(command=resume)
     one.add_argument("run", type=Path, help="a run folder, such as runs/latest")
+    one.add_argument(
+        "--allow-changes", action="store_true", help="resume although versions or data changed; the attempt records it"
+    )
     one.add_argument("--quiet", action="store_true", help="show faults only")
     one = commands.add_parser("report", help=report.__doc__)
     one.set_defaults(command=report, more="runs")

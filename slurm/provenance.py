@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
 from typing import Any
@@ -31,6 +32,26 @@ def gather(inputs: Inputs) -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "data": {key: [asdict(facts) for facts in files] for key, files in inputs.facts.items()},
     }
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What a resumed run would do otherwise than the run did: versions, the fork, the bytes of its data."""
+    found = []
+    for name in PACKAGES:
+        old, new = (facts.get("packages", {}).get(name) for facts in (before, now))
+        if old != new:
+            found.append(f"{name} {old or 'not installed'} -> {new or 'not installed'}")
+    for key in sorted({*before.get("data", {}), *now.get("data", {})}):
+        old, new = (
+            {one["path"]: one["sha256"] for one in facts.get("data", {}).get(key, [])} for facts in (before, now)
+        )
+        found += [
+            f"{key}: {path} has other contents" for path in sorted(old.keys() & new.keys()) if old[path] != new[path]
+        ]
+        found += [
+            f"{key}: {path} was not among its files, or is not any more" for path in sorted(old.keys() ^ new.keys())
+        ]
+    return found
 
 
 def _version(package: str) -> str | None:

@@ -20,7 +20,7 @@ from slurm.config import read_config
 from slurm.environment import RUN_MARK
 from slurm.inputs import absolute
 from slurm.processes import GRACE
-from slurm.run_folder import RunFolder, create_run, open_run
+from slurm.run_folder import RunFolder, create_run, open_run, read_json, write_json
 
 # Started as the trainer would be. `behaviour` is filled in by each test and runs with these names at hand.
 TRAINER = """
@@ -300,6 +300,23 @@ def test_a_resume_is_a_new_attempt_in_the_same_folder(place: Place) -> None:
     status, _, err = finish(place.start("resume", folder))
     assert status == 2
     assert "is finished; there is nothing to resume" in err
+
+
+def test_t13_a_run_is_not_resumed_across_versions_or_data_unless_told_so(place: Place) -> None:
+    place.stand_in(RESUMES)
+    finish(place.submit())
+    folder = str(place.folder / "runs" / "latest")
+    facts = read_json(place.run.provenance)
+    facts["packages"]["torch"] = "2.0.0"
+    (data,) = facts["data"]["data.prompt_dataset"]
+    data["sha256"] = "0" * 64
+    write_json(place.run.provenance, facts)
+    status, _, err = finish(place.start("resume", folder))
+    assert status == 2
+    assert "torch 2.0.0 -> 2." in err and f"data.prompt_dataset: {data['path']} has other contents" in err
+    assert "restore it, or resume with --allow-changes" in err
+    assert finish(place.start("resume", folder, "--allow-changes"))[0] == 0
+    assert place.run.attempts[-1].record["changed"][0].startswith("torch 2.0.0 -> ")
 
 
 def test_a_run_without_a_checkpoint_or_still_running_is_not_resumed(place: Place) -> None:
