@@ -16,6 +16,12 @@ def upstream_parser():
     parser.add_argument("--logger.tensorboard_dir", type=str, default=None)
     parser.add_argument("--logger.logging_steps", type=int, default=1)
     parser.add_argument("--actor.adam.betas", type=float, nargs=2, default=(0.9, 0.95))
+    parser.add_argument("--algo.advantage.estimator", choices=["gae", "rloo"], default="gae")
+    parser.add_argument("--algo.dynamic_filtering_enable", action="store_true")
+    for name in ("n_samples_per_prompt", "batch_size", "vllm_generate_batch_size"):
+        parser.add_argument(f"--rollout.{name}", type=int, default=None if "vllm" in name else 8)
+    for name in ("reward.remote_url", "train.agent_func_path"):
+        parser.add_argument(f"--{name}", default=None)
     parser.add_argument("--ckpt.max_mem", type=float, default=float("inf"))
     parser.add_argument("--actor.nesterov", action="store_true", default=True)
     parser.add_argument("--actor.no_nesterov", dest="actor.nesterov", action="store_false")
@@ -27,6 +33,22 @@ def test_everything_is_off_by_default():
     assert args["logger.metrics_path"] is None
     assert args["eval.at_start"] is False and args["eval.at_end"] is False
     assert "train.schema_path" not in args
+
+
+def test_upstreams_choices_can_be_extended():
+    assert vars(flags.parse(upstream_parser(), ["--algo.advantage.estimator", "reward_budget"]))
+    with pytest.raises(SystemExit):
+        flags.parse(upstream_parser(), ["--algo.advantage.estimator", "reward_budgets"])
+
+
+def test_problems_of_an_allocation_stop_the_start():
+    rare = ["--algo.allocation.strategy", "dynamic", "--algo.allocation.min_samples", "9"]
+    with pytest.raises(SystemExit) as error:
+        flags.parse(upstream_parser(), rare)
+    assert "--algo.allocation.min_samples 9: must lie between 1 and --rollout.n_samples_per_prompt 8" in str(
+        error.value
+    )
+    assert "no verdicts; give --reward.remote_url" in str(error.value)
 
 
 def test_settings_read_upstreams_nested_arguments():
@@ -65,6 +87,15 @@ def test_metrics_are_whole_lines_of_strict_json(tmp_path):
     assert (first["kind"], first["step"], first["metrics"]) == ("eval", 0, {"eval_default_pass1": 0.25})
     assert second["metrics"] == {"reward": 1.0, "actor_grad_norm": None, "kl": None}
     assert logger.last_step == {"eval": 0, "train": 1}
+
+
+def test_a_line_that_a_killed_run_left_unfinished_spoils_no_other(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"whole": 1}\n{"hal')
+    metrics.append_lines(str(path), ['{"next": 2}'])
+    assert path.read_text().splitlines() == ['{"whole": 1}', '{"hal', '{"next": 2}']
+    metrics.append_lines(str(path), ["a", "b"])
+    assert path.read_text().endswith('{"next": 2}\na\nb\n')
 
 
 def test_without_any_backend_upstreams_trainer_keeps_none():
