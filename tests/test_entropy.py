@@ -1,0 +1,86 @@
+"""Entropy as advantage, reward and part of the loss."""
+
+import math
+
+import pytest
+import torch
+
+from openrlhf.rlvr.entropy import (
+    EntropyAdvantage,
+    EntropyBonus,
+    EntropyReward,
+    entropy_advantage,
+    entropy_reward,
+    scheduled,
+)
+from openrlhf.rlvr.micro_batch import MicroBatch
+
+FLAGS = {"actor.policy_loss_type": "ppo", "actor.entropy_coef": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("advantage", "entropy", "expected"), [(1, 0.3, 1.12), (1, 2, 1.5), (-1, 2, -0.5), (-1, 0.3, -0.88), (0, 2, 0)]
+)
+def test_entropy_advantages_by_numbers(advantage, entropy, expected):
+    entropy = torch.tensor([[float(entropy)]], requires_grad=True)
+    zeros = torch.zeros(1, 1)
+    batch = MicroBatch(zeros, zeros, torch.tensor([[float(advantage)]]), torch.ones(1, 1), entropy=entropy)
+    found = entropy_advantage(batch, EntropyAdvantage(enable=True))
+    assert found.item() == pytest.approx(expected) and not found.requires_grad
+    assert entropy_advantage(batch, EntropyAdvantage(alpha=0.0)).item() == advantage
+
+
+def test_the_reward_gets_a_hundredth_of_the_mean_entropy_of_the_response():
+    entropy = torch.tensor([[1.0, 3.0, math.nan], [math.nan, 5.0, math.inf], [1.0, 1.0, 1.0]], requires_grad=True)
+    mask = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 0]])
+    found = entropy_reward(torch.tensor([1.0, 0.0, -1.0]), entropy, mask)
+    assert found.tolist() == pytest.approx([1.02, 0.05, -1.0]) and not found.requires_grad
+    rewards = torch.tensor([1.0, 0.5, -1.0], dtype=torch.float64)
+    assert torch.equal(entropy_reward(rewards, entropy, mask, 0.0), rewards)
+
+
+def test_a_coefficient_for_the_first_500_of_1000_steps():
+    found = [scheduled(0.01, 500, step) for step in range(1, 1001)]
+    assert found == [0.01] * 500 + [0.0] * 500
+    assert scheduled(0.01, None, 10**9) == 0.01
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "named"),
+    [
+        (EntropyAdvantage(enable=True, alpha=0.0), {}, ["--algo.entropy_advantage.alpha"]),
+        (EntropyAdvantage(enable=True, kappa=1.0), {}, ["--algo.entropy_advantage.kappa"]),
+        (
+            EntropyAdvantage(enable=True),
+            {"actor.policy_loss_type": "gspo"},
+            ["--algo.entropy_advantage.enable", "--actor.policy_loss_type gspo", "ppo"],
+        ),
+        (EntropyReward(enable=True, steps=0), {}, ["--algo.entropy_reward.steps"]),
+        (EntropyReward(enable=True, coef=0.0), {}, ["--algo.entropy_reward.coef", "--algo.entropy_reward.enable"]),
+        (EntropyBonus(entropy_steps=0), {}, ["--actor.entropy_steps"]),
+        (
+            EntropyBonus(entropy_steps=5),
+            {"actor.entropy_coef": None},
+            ["--actor.entropy_steps", "--actor.entropy_coef"],
+        ),
+        (EntropyBonus(entropy_steps=5), {"actor.entropy_coef": 0.0}, ["--actor.entropy_steps", "--actor.entropy_coef"]),
+    ],
+)
+def test_senseless_settings_are_refused_by_name(own, given, named):
+    (problem,) = own.problems(FLAGS | given)
+    assert all(name in problem for name in named)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        EntropyAdvantage(alpha=0.0, kappa=0.0),
+        EntropyAdvantage(enable=True),
+        EntropyReward(coef=0.0, steps=0),
+        EntropyReward(enable=True, steps=500),
+        EntropyBonus(),
+        EntropyBonus(entropy_steps=500),
+    ],
+)
+def test_what_is_off_or_published_is_not_refused(own):
+    assert own.problems(FLAGS) == []
