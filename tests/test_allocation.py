@@ -343,7 +343,6 @@ FLAGS = {
         ({"mastery": 1.01}, {}, "--algo.allocation.mastery 1.01"),
         ({"decay": 0.0}, {}, "--algo.allocation.decay 0.0"),
         ({"decay": 1.5}, {}, "--algo.allocation.decay 1.5"),
-        ({}, {"rollout.vllm_generate_batch_size": 31}, "--rollout.vllm_generate_batch_size 31"),
         ({"min_samples": 1}, {"algo.dynamic_filtering_enable": True}, "--algo.allocation.min_samples 1"),
         ({}, {"reward.remote_url": None}, "--algo.allocation.strategy dynamic"),
     ],
@@ -351,7 +350,23 @@ FLAGS = {
 def test_a_bad_flag_is_named(own, other, named):
     (problem,) = Allocation("dynamic", **own).problems(FLAGS | other)
     assert problem.startswith(f"{named}:")
-    assert Allocation(**own).problems(FLAGS | other) == [], "nothing is checked where nothing is allocated"
+
+
+@pytest.mark.parametrize("strategy", [None, "uniform"])
+def test_an_option_that_would_do_nothing_is_refused(strategy):
+    """Whoever gives bounds and forgets the strategy believes that he allocates."""
+    options = {"min_samples": 8, "exponent": 0.5}
+    told = Allocation(strategy, **options).problems(FLAGS)
+    assert told == [
+        f"--algo.allocation.{name}: does nothing without --algo.allocation.strategy dynamic" for name in options
+    ]
+    assert Allocation(strategy).problems(FLAGS) == []
+
+
+def test_a_history_that_decay_never_reaches_is_refused():
+    (told,) = Allocation("dynamic", decay=0.5, min_history=48).problems(FLAGS)
+    assert told == "--algo.allocation.min_history 48: no prompt ever has as many with --algo.allocation.decay 0.5"
+    assert Allocation("dynamic", decay=0.5, min_history=47).problems(FLAGS) == []
 
 
 def test_uniform_shares_need_no_verdicts():

@@ -87,7 +87,10 @@ def test_balancing_alone_would_exceed_the_cap():
 
 
 def test_a_sample_longer_than_the_cap_is_refused():
-    with pytest.raises(ValueError, match="a sample of 9 tokens exceeds the 8"):
+    with pytest.raises(
+        ValueError,
+        match=r"a sample of 9 tokens exceeds the 8 that a rank takes at once: raise --train.max_tokens_per_gpu",
+    ):
         micro_batches([3, 9], 8)
 
 

@@ -22,6 +22,16 @@ def upstream_parser():
         parser.add_argument(f"--rollout.{name}", type=int, default=None if "vllm" in name else 8)
     for name in ("reward.remote_url", "train.agent_func_path"):
         parser.add_argument(f"--{name}", default=None)
+    for model in ("actor", "ref", "critic", "reward"):
+        parser.add_argument(f"--{model}.num_nodes", type=int, default=1)
+        parser.add_argument(f"--{model}.num_gpus_per_node", type=int, default=1)
+    for name in ("ds.ring_attn_size", "ds.tensor_parallel_size"):
+        parser.add_argument(f"--{name}", type=int, default=1)
+    parser.add_argument("--algo.kl.init_coef", type=float, default=0.01)
+    parser.add_argument("--train.batch_size", type=int, default=128)
+    parser.add_argument("--train.dynamic_batch_enable", action="store_true")
+    for name in ("data.max_len", "train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"):
+        parser.add_argument(f"--{name}", type=int, default=None if "rollout" in name else 2048)
     parser.add_argument("--ckpt.max_mem", type=float, default=float("inf"))
     parser.add_argument("--actor.nesterov", action="store_true", default=True)
     parser.add_argument("--actor.no_nesterov", dest="actor.nesterov", action="store_false")
@@ -49,6 +59,36 @@ def test_problems_of_an_allocation_stop_the_start():
         error.value
     )
     assert "no verdicts; give --reward.remote_url" in str(error.value)
+
+
+RAGGED = ["--algo.allocation.strategy", "uniform"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["--ref.num_gpus_per_node", "3"],
+            "--train.batch_size 128: must be a multiple of the 3 ranks of the ref model",
+        ),
+        (
+            ["--train.dynamic_batch_enable", "--data.max_len", "4096"],
+            "--train.max_tokens_per_gpu 2048: a sample of --data.max_len 4096 tokens would not fit; give 4096 or more",
+        ),
+        (["--rollout.vllm_generate_batch_size", "7"], "--rollout.vllm_generate_batch_size 7: no training batch"),
+        (["--algo.advantage.group_weight", "prompt"], "group_weight: does nothing with --algo.advantage.estimator gae"),
+        (
+            ["--algo.advantage.ddof", "0"],
+            "ddof: does nothing with --algo.advantage.estimator gae; it is for group_norm",
+        ),
+    ],
+)
+def test_what_ragged_groups_cannot_do_is_told_before_the_start(words, told):
+    with pytest.raises(SystemExit) as error:
+        flags.parse(upstream_parser(), [*RAGGED, *words])
+    assert told in str(error.value)
+    if "advantage" not in words[0]:
+        assert flags.parse(upstream_parser(), words), "upstream's own way is left to upstream"
 
 
 def test_settings_read_upstreams_nested_arguments():

@@ -72,5 +72,22 @@ def test_the_schedule_counts_the_last_batch_of_an_episode(rows, steps):
 
 def test_a_checkpoint_without_statistics_is_refused():
     source = RaggedPromptSource(SimpleNamespace(load_state_dict=lambda state: None), 1.0)
-    with pytest.raises(ValueError, match=r"written without --algo.allocation.strategy"):
+    with pytest.raises(ValueError, match=r"written without --algo.allocation and the fork's"):
         source.load_state_dict({"loader": {}, "draws": 3, "at_end": False})
+
+
+def test_a_checkpoint_of_other_data_is_refused():
+    def source(prompts):
+        loader = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+        made = type("Source", (RaggedPromptSource,), {"__len__": lambda self: prompts})
+        return made(loader, 1.0)
+
+    with pytest.raises(ValueError, match=r"written with 20 prompts in --data.prompt_dataset, and there are 8"):
+        source(8).load_state_dict(source(20).state_dict())
+
+
+def test_images_are_part_of_an_identity():
+    rows = [{"input": "Which one?", "label": "A", "images": [name]} for name in ("a.png", "b.png")]
+    assert len(set(prompts(rows).ids)) == 2
+    with pytest.raises(ValueError, match=r"name a column that tells them apart by --data.id_key"):
+        prompts([rows[0], rows[0]])

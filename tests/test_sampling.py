@@ -176,9 +176,10 @@ def answers(made, number):
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("labels", ["other"], r"draw 0 \(prompt \w+\): a sample came back with the label \['other'\], not '\d'"),
+        ("labels", ["other"], r"draw 0 \(prompt \w+\): a sample came back with the label 'other', not '\d'"),
         ("rewards", None, "the reward function gave no reward for a sample"),
-        ("rewards", torch.tensor([float("nan")]), "the reward function gave nan, which is no finite number"),
+        ("rewards", torch.tensor([float("nan")]), r"the reward of a sample is \[nan\], not one finite number"),
+        ("scores", torch.tensor([[0.0, 1.0]]), r"the score of a sample is \[\[0.0, 1.0\]\], not one finite number"),
     ],
 )
 def test_a_sample_that_is_not_what_was_asked_for_ends_the_run(monkeypatch, name, value, told):
@@ -204,3 +205,21 @@ def test_labels_may_be_lists():
     dataset.labels = [["1", "one"]] * 4
     samples = {one.samples[0] for one in made.generate_samples()[0]}
     assert len(samples) == 6 and {one.group.draw for one in samples} == {0, 1}
+
+
+@quiet
+def test_rewards_of_a_server_come_as_lists_and_of_a_function_in_any_dtype(monkeypatch):
+    """JSON gives [1.0] for each sample, NumPy float64."""
+
+    def listed(draw, index):
+        made = answer(draw, index)
+        made.rewards, made.scores = made.rewards.reshape(1, 1).double(), made.scores.reshape(1, 1)
+        made.info = {"reward": made.rewards, "score": made.scores}
+        return made
+
+    monkeypatch.setattr(Instant, "answered", staticmethod(listed))
+    flags = {"rollout__batch_size": 2, "rollout__n_samples_per_prompt": 3}
+    samples, *_ = generator(completed({"algo__allocation__strategy": "uniform", **flags}, 0), 4).generate_samples()
+    for one in samples:
+        for value in (one.rewards, one.scores, one.info["reward"], one.info["score"]):
+            assert value.shape == (1,) and value.dtype == torch.float32

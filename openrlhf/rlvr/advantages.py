@@ -35,9 +35,23 @@ class GroupAdvantage:
     )
 
     def problems(self, flags: dict[str, Any]) -> list[str]:
-        if flags["algo.advantage.estimator"] == "reward_budget" and flags["rollout.n_samples_per_prompt"] < 2:
-            return ["--rollout.n_samples_per_prompt: reward_budget compares the samples of a prompt; give 2 or more"]
-        return []
+        estimator, prefix = flags["algo.advantage.estimator"], "--algo.advantage"
+        used = {
+            "ddof": ("group_norm",),
+            "group_weight": tuple(ESTIMATORS),
+            "drop_zero_variance": tuple(ESTIMATORS),
+            "penalties": ("reward_budget",),
+        }
+        found = [
+            f"{prefix}.{name}: does nothing with {prefix}.estimator {estimator}; it is for {', '.join(estimators)}"
+            for name, estimators in used.items()
+            if getattr(self, name) != getattr(GroupAdvantage, name) and estimator not in estimators
+        ]
+        if estimator == "reward_budget" and flags["rollout.n_samples_per_prompt"] < 2:
+            found.append(
+                "--rollout.n_samples_per_prompt: reward_budget compares the samples of a prompt; give 2 or more"
+            )
+        return found
 
 
 extend_choices("algo.advantage.estimator", "reward_budget")

@@ -17,6 +17,10 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
+DYNAMIC_ONLY = ("min_samples", "max_samples", "exponent", "min_history", "mastery", "decay")
+"""Options without effect on equal numbers of samples."""
+
+
 @settings("algo.allocation")
 class Allocation:
     """How the samples of a batch are shared among its prompts."""
@@ -46,12 +50,12 @@ class Allocation:
         return fewest, -(-3 * average // 2) if self.max_samples is None else self.max_samples
 
     def problems(self, flags: dict[str, Any]) -> list[str]:
-        if self.strategy is None and flags["algo.advantage.estimator"] != "reward_budget":
-            return []
         average, mean = flags["rollout.n_samples_per_prompt"], "--rollout.n_samples_per_prompt"
         prefix = "--algo.allocation"
+        if self.strategy != "dynamic":
+            unused = [name for name in DYNAMIC_ONLY if getattr(self, name) != getattr(Allocation, name)]
+            return [f"{prefix}.{name}: does nothing without {prefix}.strategy dynamic" for name in unused]
         low, high = self.bounds(average)
-        generated, batch = flags["rollout.vllm_generate_batch_size"], flags["rollout.batch_size"]
         found = [
             (1 <= low <= average, f"{prefix}.min_samples {low}: must lie between 1 and {mean} {average}"),
             (high >= average, f"{prefix}.max_samples {high}: must be {mean} {average} or more"),
@@ -63,16 +67,15 @@ class Allocation:
             ),
             (0 < self.decay <= 1, f"{prefix}.decay {self.decay}: must be above 0 and at most 1"),
             (
-                not generated or generated >= batch,
-                f"--rollout.vllm_generate_batch_size {generated}: no training batch would be whole below "
-                f"--rollout.batch_size {batch}",
+                not 0 < self.decay < 1 or high / (1 - self.decay) > self.min_history,
+                f"{prefix}.min_history {self.min_history}: no prompt ever has as many with {prefix}.decay {self.decay}",
             ),
             (
                 not flags["algo.dynamic_filtering_enable"] or low >= 2,
                 f"{prefix}.min_samples {low}: dynamic filtering rejects every prompt with one sample; give 2 or more",
             ),
             (
-                self.strategy != "dynamic" or flags["reward.remote_url"] or flags["train.agent_func_path"],
+                flags["reward.remote_url"] or flags["train.agent_func_path"],
                 f"{prefix}.strategy dynamic: no verdicts; give --reward.remote_url or --train.agent_func_path",
             ),
         ]
@@ -127,10 +130,13 @@ class PromptStatistics:
         return np.where(known, proxy, np.nan)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"counts": dict(self._counts)}
+        """Ids and counts as plain lists: compact, since it is made at every step."""
+        seen, right = zip(*self._counts.values(), strict=True) if self._counts else ((), ())
+        return {"ids": list(self._counts), "seen": list(seen), "right": list(right)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._counts = {name: (float(seen), float(right)) for name, (seen, right) in state["counts"].items()}
+        rows = zip(state["ids"], state["seen"], state["right"], strict=True)
+        self._counts = {name: (seen, right) for name, seen, right in rows}
 
 
 def share(weights: Floats, average: int, fewest: int, most: int) -> Integers:

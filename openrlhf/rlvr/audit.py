@@ -44,8 +44,12 @@ def read_calls(path: Path) -> list[tuple[Row, list[Row]]]:
 
 
 def read_steps(path: Path) -> list[Row]:
-    """The last record of each step."""
-    return list({row["step"]: row for row in sorted(_read(path), key=lambda row: int(row["step"]))}.values())
+    """The record of each step; a resumed attempt replaces the steps from its first one on."""
+    steps: dict[int, Row] = {}
+    for row in _read(path):
+        steps = {step: kept for step, kept in steps.items() if step < row["step"]}
+        steps[row["step"]] = row
+    return list(steps.values())
 
 
 def _read(path: Path) -> Iterator[Row]:
@@ -120,6 +124,23 @@ def _samples(calls: Iterable[tuple[Row, Sequence[Row]]], steps: Sequence[Row]) -
     yield from (f"draw {draw}: accepted and never learnt" for draw in accepted if draw < last and draw not in learnt)
 
 
+def spread(calls: Sequence[tuple[Row, Sequence[Row]]]) -> tuple[float, float]:
+    """How far the last draws of all prompts are from equal numbers of samples.
+
+    Returns:
+        The share of prompts with another number than the average, and the rank correlation of number and weight over
+        those strictly within their bounds.
+    """
+    last = {row["prompt_id"]: (settings, row) for settings, rows in calls for row in rows}
+    apart = [row["count"] != settings["average"] for settings, row in last.values()]
+    inside = [
+        (row["weight"], row["count"])
+        for settings, row in last.values()
+        if row["weight"] is not None and settings["min_samples"] < row["count"] < settings["max_samples"]
+    ]
+    return sum(apart) / len(apart), rank_correlation([w for w, _ in inside], [n for _, n in inside])
+
+
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's, with average ranks for ties; NaN where one side is constant."""
 
@@ -138,14 +159,25 @@ def main() -> int:
     folder = parser.parse_args().run / "groups"
     for name in ("draws.jsonl", "updates.jsonl"):
         if not (folder / name).is_file():
-            print(f"{folder / name}: no such file; runs with --algo.allocation.strategy write it", file=sys.stderr)
+            print(
+                f"{folder / name}: no such file; runs with --logger.groups_path and an allocation or reward budgeting "
+                "write it",
+                file=sys.stderr,
+            )
             return 2
     faults = audit(folder)
-    print("\n".join(faults))
-    draws = [row for _, rows in read_calls(folder / "draws.jsonl") for row in rows]
+    for fault in faults:
+        print(fault)
+    calls = read_calls(folder / "draws.jsonl")
+    draws = [row for _, rows in calls for row in rows]
     learnt = sum(len(group["rewards"]) for step in read_steps(folder / "updates.jsonl") for group in step["groups"])
     samples = sum(row["count"] for row in draws)
     print(f"{len(draws)} draws, {samples} samples, {learnt} of them learnt: {len(faults) or 'no'} faults")
+    apart, correlation = spread(calls)
+    print(
+        f"of the last draw of each prompt, {100 * apart:.0f} % had another number of samples than the average; within "
+        f"the bounds their numbers rank with their weights by {correlation:.2f} (Spearman)"
+    )
     return int(bool(faults))
 
 

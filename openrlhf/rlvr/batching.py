@@ -53,7 +53,10 @@ def micro_batches(lengths: Sequence[int], cap: int, multiple: int = 1) -> Partit
     """
     lengths = list(lengths)
     if max(lengths) > cap:
-        raise ValueError(f"a sample of {max(lengths)} tokens exceeds the {cap} that fit on a device at once")
+        raise ValueError(
+            f"a sample of {max(lengths)} tokens exceeds the {cap} that a rank takes at once: raise "
+            "--train.max_tokens_per_gpu and --rollout.max_tokens_per_gpu, or lower --data.max_len"
+        )
     count = _round_up(get_minimum_num_micro_batch_size(lengths, cap, 1, 1), multiple)
     while (parts := _balanced(lengths, count, cap)) is None:  # balancing by length alone can overfill one
         count = min(count + multiple, len(lengths))

@@ -71,7 +71,7 @@ class RaggedExperienceMaker(RemoteExperienceMaker):
         args = self.args
         models = (self.actor_model_group, self.initial_model_group, self.critic_model_group, self.reward_model_group)
         ranks = math.lcm(*(len(one._actor_handlers) // one.duplicate_actors for one in models if one is not None))
-        samples = with_fillers(rollout_samples, math.lcm(args.train.batch_size, ranks))
+        samples = with_fillers(rollout_samples, args.train.batch_size)  # a multiple of all ranks, checked at the start
         for place, sample in enumerate(samples):
             sample.index = [place]
         if args.train.dynamic_batch_enable:
@@ -100,7 +100,7 @@ class RaggedExperienceMaker(RemoteExperienceMaker):
             self._spread_over_tokens(experience, values)
         if self.advantage_estimator in WHITENED:
             self._whiten(experiences)
-        taught = per_group(batch.values.abs(), batch.groups, _greatest, batch.valid) > 0
+        taught = _taught(batch)
         if self._options.drop_zero_variance and self.advantage_estimator in ESTIMATORS and taught.any():
             for experience, keep in zip(experiences, taught[places].split(sizes), strict=True):
                 experience.action_mask = experience.action_mask * keep.unsqueeze(-1)
@@ -175,7 +175,10 @@ class RaggedExperienceMaker(RemoteExperienceMaker):
     def _metrics(self, batch: Batch) -> dict[str, float]:
         groups = _groups(batch)
         counts = torch.tensor([len(places) for places in groups.values()], dtype=torch.float)
-        informative = differing(batch.verified, batch.groups, batch.valid)
+        if self.advantage_estimator in ESTIMATORS:
+            informative = _taught(batch)
+        else:
+            informative = differing(batch.shaped, batch.groups, batch.valid)
         uniform = sum(not informative[places].any() for places in groups.values())
         new = sum(group.weight is None for group in groups)
         return {
@@ -219,6 +222,11 @@ def _deviation(rewards: torch.Tensor) -> torch.Tensor:
     if rewards.shape[-1] == 1:
         return torch.zeros_like(rewards)
     return rewards.std(-1, keepdim=True).expand_as(rewards)
+
+
+def _taught(batch: Batch) -> torch.Tensor:
+    """Whether a sample's group holds an advantage; bool, shape (S,)."""
+    return per_group(batch.values.abs(), batch.groups, _greatest, batch.valid) > 0
 
 
 def _greatest(values: torch.Tensor) -> torch.Tensor:

@@ -20,12 +20,15 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 T = TypeVar("T")
+Check = Callable[[dict[str, Any]], list[str]]
+"""From all flags, by dotted name, to what is wrong with them."""
 
 # Modules of openrlhf.rlvr that declare settings.
-DECLARING = ("advantages", "allocation", "evaluation", "metrics", "prompts", "records")
+DECLARING = ("advantages", "allocation", "evaluation", "metrics", "prompts", "ragged", "records")
 
 _GROUPS: dict[type, str] = {}
 _CHOICES: dict[str, tuple[str, ...]] = {}
+_CHECKS: list[Check] = []
 
 
 def flag(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
@@ -49,6 +52,12 @@ def settings(prefix: str) -> Callable[[type[T]], type[T]]:
 def extend_choices(flag_name: str, *values: str) -> None:
     """Let one of upstream's flags take further values."""
     _CHOICES[flag_name] = (*_CHOICES.get(flag_name, ()), *values)
+
+
+def start_up_check(check: Check) -> Check:
+    """Decorator: let a function look for faults between settings of several groups before anything is started."""
+    _CHECKS.append(check)
+    return check
 
 
 def _of(cls: type[T], args: Any) -> T:
@@ -90,6 +99,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> arg
             handle.write("\n")
         raise SystemExit(0)
     problems = [problem for cls, prefix in _GROUPS.items() for problem in _problems(cls, prefix, vars(args))]
+    problems += [problem for check in _CHECKS for problem in check(vars(args))]
     if problems:
         raise SystemExit("bad flags:\n  " + "\n  ".join(problems))
     return args

@@ -38,7 +38,8 @@ class IdentifiedPrompts(PromptDataset):
         super().__init__(rows, tokenizer, strategy, **kwargs)
         key = PromptIdentity.of(strategy.args).id_key  # type: ignore[attr-defined]
         if key is None:
-            self.ids = [identity(prompt, label) for prompt, label in zip(self.prompts, self.labels, strict=True)]
+            columns = zip(self.prompts, self.labels, self.images, strict=True)
+            self.ids = [identity(prompt, label, images) for prompt, label, images in columns]
         else:
             self.ids = _column(rows, key)
         allocation: Allocation = Allocation.of(strategy.args)  # type: ignore[attr-defined]
@@ -52,9 +53,10 @@ class IdentifiedPrompts(PromptDataset):
         return tuple(map(list, zip(*items, strict=True)))
 
 
-def identity(prompt: str, label: Any) -> str:
-    """64 bits of a hash of a prompt, as the engine sees it, and its label."""
-    return hashlib.sha256(f"{prompt}\0{label}".encode()).hexdigest()[:16]
+def identity(prompt: str, label: Any, images: Any = None) -> str:
+    """64 bits of a hash of a prompt, as the engine sees it, its label, and the names of its images if it has any."""
+    parts = [prompt, str(label)] if images is None else [prompt, str(label), str(images)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _column(rows: Any, key: str) -> list[str]:
@@ -79,7 +81,8 @@ def _refuse_duplicates(ids: Sequence[str], key: str | None) -> None:
         first, second, *_ = doubled[0]
         raise ValueError(
             f"--data.prompt_dataset: rows {first} and {second} have the same {what} ({len(doubled)} such cases): "
-            "remove duplicates, or let them share their statistics by --algo.allocation.duplicates merge"
+            "remove duplicates, name a column that tells them apart by --data.id_key, or let them share their "
+            "statistics by --algo.allocation.duplicates merge"
         )
 
 
@@ -102,6 +105,7 @@ class RaggedPromptSource(PromptSource):
 
     def state_dict(self) -> dict[str, Any]:
         own = {
+            "prompts": len(self),
             "statistics": self.statistics.state_dict(),
             "calls": self.calls,
             "planned": self.planned,
@@ -113,10 +117,15 @@ class RaggedPromptSource(PromptSource):
         super().load_state_dict(state)
         if "sampling" not in state:
             raise ValueError(
-                "the checkpoint was written without --algo.allocation.strategy and knows nothing of its prompts' "
-                "statistics: resume with the flags of that run, or begin a new run from its saved model"
+                "the checkpoint was written without --algo.allocation and the fork's --algo.advantage options, and has "
+                "no statistics of prompts: resume with the flags of that run, or begin a new run from its saved model"
             )
         own = _unpacked(state["sampling"])
+        if own["prompts"] != len(self):
+            raise ValueError(
+                f"the checkpoint was written with {own['prompts']} prompts in --data.prompt_dataset, and there are "
+                f"{len(self)}: its position means nothing in other data; resume with the data of that run"
+            )
         self.statistics.load_state_dict(own["statistics"])
         self.calls, self.planned, self.waiting = own["calls"], own["planned"], own["waiting"]
 

@@ -1,9 +1,11 @@
 """Whether a run's groups may be of different sizes, and so pass through our modules instead of upstream's."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from openrlhf.rlvr.advantages import GroupAdvantage
 from openrlhf.rlvr.allocation import Allocation
+from openrlhf.rlvr.flags import start_up_check
 
 
 def is_ragged(args: Any) -> bool:
@@ -12,4 +14,65 @@ def is_ragged(args: Any) -> bool:
         Allocation.of(args).strategy is not None  # type: ignore[attr-defined]
         or args.algo.advantage.estimator == "reward_budget"
         or GroupAdvantage.of(args) != GroupAdvantage()  # type: ignore[attr-defined]
+    )
+
+
+@start_up_check
+def batch_problems(flags: dict[str, Any]) -> list[str]:
+    """Batches that ragged groups could not be spread over: ranks, token caps, generation."""
+    if not is_ragged(_nested(flags)):
+        return []
+    return [*_uneven_ranks(flags), *_narrow_caps(flags), *_small_generation(flags)]
+
+
+def _uneven_ranks(flags: dict[str, Any]) -> list[str]:
+    width = flags["ds.ring_attn_size"] * flags["ds.tensor_parallel_size"]
+    used = {
+        "actor": True,
+        "ref": flags["algo.kl.init_coef"] > 0,
+        "critic": flags["algo.advantage.estimator"] == "gae",
+        "reward": not (flags["reward.remote_url"] or flags["train.agent_func_path"]),
+    }
+    found = []
+    for model in (model for model, needed in used.items() if needed):
+        ranks = max(1, flags[f"{model}.num_nodes"] * flags[f"{model}.num_gpus_per_node"] // width)
+        if flags["train.batch_size"] % ranks:
+            found.append(
+                f"--train.batch_size {flags['train.batch_size']}: must be a multiple of the {ranks} ranks of the "
+                f"{model} model (--{model}.num_nodes x --{model}.num_gpus_per_node)"
+            )
+    return found
+
+
+def _narrow_caps(flags: dict[str, Any]) -> list[str]:
+    if not flags["train.dynamic_batch_enable"]:
+        return []
+    width, longest = flags["ds.ring_attn_size"] * flags["ds.tensor_parallel_size"], flags["data.max_len"]
+    return [
+        f"--{name} {flags[name]}: a sample of --data.max_len {longest} tokens would not fit; give {longest} or more"
+        for name in ("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu")
+        if flags[name] is not None and flags[name] * width < longest
+    ]
+
+
+def _small_generation(flags: dict[str, Any]) -> list[str]:
+    generated, batch = flags["rollout.vllm_generate_batch_size"], flags["rollout.batch_size"]
+    if not generated or generated >= batch:
+        return []
+    return [
+        f"--rollout.vllm_generate_batch_size {generated}: no training batch would be whole below --rollout.batch_size "
+        f"{batch}"
+    ]
+
+
+def _nested(flags: dict[str, Any]) -> Any:
+    """The groups of flags that ``is_ragged`` looks at, as parsed arguments have them."""
+
+    def group(prefix: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            **{name.removeprefix(prefix): value for name, value in flags.items() if name.startswith(prefix)}
+        )
+
+    return SimpleNamespace(
+        algo=SimpleNamespace(allocation=group("algo.allocation."), advantage=group("algo.advantage."))
     )

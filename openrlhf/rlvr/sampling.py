@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -158,7 +158,7 @@ class RaggedSamplesGenerator(OrderedSamplesGenerator):
         pending = self._dispatch(draws, False, **generate_kwargs)
         arrivals = self._arrivals(pending, **generate_kwargs)
         under_way = [draw.number for draw in draws]
-        if not self.args.train.async_enable:
+        if self._allocation.strategy == "dynamic" and not self.args.train.async_enable:
             # Which prompt inherits whose number of samples must not depend on which engine answers first.
             arrivals = _in_order(arrivals, under_way)
         for draw, samples in arrivals:
@@ -184,18 +184,32 @@ class RaggedSamplesGenerator(OrderedSamplesGenerator):
             raise RuntimeError(f"{where}: {len(samples)} samples came back, not the {draw.n_samples} asked for")
         verified = bool(self.args.reward.remote_url or self.args.train.agent_func_path)
         for number, sample in enumerate(samples):
-            if sample.labels != [draw.label]:
-                raise RuntimeError(f"{where}: a sample came back with the label {sample.labels}, not {draw.label!r}")
+            (label,) = sample.labels
+            if label != draw.label and not (label != label and draw.label != draw.label):  # NaN is not itself
+                raise RuntimeError(
+                    f"{where}: a sample came back with the label {label!r}, not {draw.label!r}; an agent must return "
+                    "the label that it was given"
+                )
             if verified and sample.rewards is None:
                 raise RuntimeError(
                     f"{where}: the reward function gave no reward for a sample; the log says why where it says 'Failed "
                     "to fetch reward'"
                 )
-            for value in (sample.rewards, sample.scores):
-                if value is not None and not torch.isfinite(value).all():
-                    raise RuntimeError(f"{where}: the reward function gave {value.item()}, which is no finite number")
+            _flatten(sample, where)
             correct = None if sample.scores is None else sample.scores.item() >= self._allocation.correct_score
             sample.samples = [Sample(draw.group, number, checksum(sample.sequences), correct)]
+
+
+def _flatten(sample: Experience, where: str) -> None:
+    """Make reward and score one finite float32 each: servers answer with lists, functions with any dtype."""
+    for field, name in (("rewards", "reward"), ("scores", "score")):
+        value = getattr(sample, field)
+        if value is None:
+            continue
+        if value.numel() != 1 or not torch.isfinite(value).all():
+            raise RuntimeError(f"{where}: the {name} of a sample is {value.tolist()}, not one finite number")
+        setattr(sample, field, value.reshape(1).float())
+        sample.info[name] = getattr(sample, field).clone()
 
 
 def _in_order(
@@ -214,8 +228,7 @@ def _in_order(
 
 def _row(call: int, outcome: Outcome) -> dict[str, Any]:
     """A line of draws.jsonl."""
-    group = asdict(outcome.draw.group)
-    del group["label"]
+    group = {name: value for name, value in vars(outcome.draw.group).items() if name != "label"}
     return {
         **{"kind": "draw", "call": call, **group, "replaces": outcome.draw.replaces},
         "scores": [None if one.scores is None else one.scores.item() for one in outcome.samples],
