@@ -78,10 +78,15 @@ def test_a_step_without_tokens_has_no_forks():
             {"actor.loss_agg_mode": "seq-mean-token-sum-norm"},
             ["--actor.fork_tokens.normaliser", "--actor.loss_agg_mode"],
         ),
+        (
+            {"normaliser": "selected"},
+            {"actor.policy_loss_type": "acpo", "actor.acpo.loss_agg_mode": "seq-mean-token-sum-norm"},
+            ["--actor.fork_tokens.normaliser", "--actor.acpo.loss_agg_mode"],
+        ),
     ],
 )
 def test_senseless_settings_are_refused_by_name(options, given, named):
-    flags = {"actor.loss_agg_mode": "token-mean", **given}
+    flags = {"actor.policy_loss_type": "ppo", "actor.loss_agg_mode": "token-mean", **given}
     (problem,) = ForkTokens(enable=True, **options).problems(flags)
     assert all(name in problem for name in named)
     assert ForkTokens(**options).problems(flags) == []

@@ -50,7 +50,7 @@ def chosen_of(name, own, batch):
     return keys, torch.isin(batch.keys, keys) & batch.mask
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_of_logits_are_those_of_the_papers_objective(method, seed):
     """Autograd of ours, autograd of the objective written over a plain softmax, and its central differences."""
@@ -129,33 +129,33 @@ def loss_and_gradient(name, own, log_ratio, advantages, mask, **given):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("masked", [900.0, -900.0, math.inf, -math.inf, math.nan])
-def test_t05_what_stands_at_a_masked_token_reaches_neither_loss_nor_gradient(method, masked):
+def test_t05_what_stands_at_a_masked_token_reaches_neither_loss_nor_gradient(method):
     name, own, _ = METHODS[method]
-    own = (ClipCov(), HIGHER) if name == "clip_cov" else own
-    at_masked = {"entropy": torch.tensor([[1.0, masked]]), "mode_log_prob": torch.tensor([[-0.5, masked]])}
-    (loss, zero), (slope, none) = loss_and_gradient(name, own, [0.1, masked], [-1.0, masked], [1.0, 0.0], **at_masked)
-    (alone,), (same,) = loss_and_gradient(name, own, [0.1], [-1.0], [1.0])
-    assert (loss, slope) == (alone, same) and slope != 0
-    assert zero == none == 0
+    own = (ClipCov(), HIGHER) if name == "clip_cov" else own  # it detaches none of one token
+    (alone,), (slope,) = loss_and_gradient(name, own, [0.1], [-1.0], [1.0])
+    assert slope != 0
+    for masked in (900.0, -900.0, math.inf, -math.inf, math.nan):
+        hidden = {"entropy": torch.tensor([[1.0, masked]]), "mode_log_prob": torch.tensor([[-0.5, masked]])}
+        loss, gradient = loss_and_gradient(name, own, [0.1, masked], [-1.0, masked], [1.0, 0.0], **hidden)
+        assert (loss, gradient) == ([alone, 0], [slope, 0])
     if method == "ppo":
-        assert loss == pytest.approx(math.exp(0.1)) and slope == pytest.approx(math.exp(0.1))
+        assert alone == pytest.approx(math.exp(0.1)) and slope == pytest.approx(math.exp(0.1))
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("log_ratio", [200.0, -200.0])
-def test_t06_a_huge_ratio_times_advantage_zero_is_zero(method, log_ratio):
+def test_t06_a_huge_ratio_times_advantage_zero_is_zero(method):
     name, own, _ = METHODS[method]
-    assert loss_and_gradient(name, own, [log_ratio], [0.0], [1.0]) == ([0], [0])
+    for log_ratio in (200.0, -200.0, 900.0):
+        assert loss_and_gradient(name, own, [log_ratio], [0.0], [1.0]) == ([0], [0])
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("advantage", [1.0, -1.0])
-@pytest.mark.parametrize("log_ratio", [200.0, -200.0, 0.0])
-def test_huge_ratios_are_finite(method, advantage, log_ratio):
+def test_huge_ratios_are_finite(method):
     name, own, _ = METHODS[method]
-    (loss,), (gradient,) = loss_and_gradient(name, own, [log_ratio], [advantage], [1.0])
-    assert math.isfinite(loss) and math.isfinite(gradient)
+    for log_ratio in (900.0, -900.0, 0.0):
+        for advantage in (1.0, -1.0):
+            (loss,), (gradient,) = loss_and_gradient(name, own, [log_ratio], [advantage], [1.0])
+            assert math.isfinite(loss) and math.isfinite(gradient)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -267,6 +267,8 @@ def flags(**given):
         "actor__loss_agg_mode": "token-mean",
         "actor__dual_clip": None,
         "actor__eps_clip_low_high": None,
+        "actor__acpo__loss_agg_mode": "seq-mean-token-mean",
+        "rollout__max_new_tokens": 1024,
     }
     return {name.replace("__", "."): value for name, value in {**defaults, **given}.items()}
 
@@ -288,6 +290,20 @@ def flags(**given):
             ["loss_agg_mode", "gspo"],
         ),
         (PolicyLossOptions(loss_max_length=0), {}, ["loss_max_length"]),
+        (
+            PolicyLossOptions(),
+            {"loss_agg_mode": "seq-mean-token-sum-norm", "rollout__max_new_tokens": None},
+            ["actor.loss_agg_mode", "loss_max_length", "rollout.max_new_tokens"],
+        ),
+        (
+            PolicyLossOptions(),
+            {
+                "policy_loss_type": "acpo",
+                "acpo__loss_agg_mode": "seq-mean-token-sum-norm",
+                "rollout__max_new_tokens": None,
+            },
+            ["acpo.loss_agg_mode", "loss_max_length", "rollout.max_new_tokens"],
+        ),
         (Sapo(tau_pos=0.0), {"policy_loss_type": "sapo"}, ["sapo.tau_pos"]),
         (Sapo(tau_neg=-1.0), {"policy_loss_type": "sapo"}, ["sapo.tau_neg"]),
         (Acpo(tau_neg=math.nan), {"policy_loss_type": "acpo"}, ["acpo.tau_neg"]),
@@ -306,7 +322,9 @@ def flags(**given):
     ],
 )
 def test_senseless_settings_are_refused_by_name(own, given, named):
-    (problem,) = own.problems(flags(**{f"actor__{name}": value for name, value in given.items()}))
+    (problem,) = own.problems(
+        flags(**{name if name.startswith("rollout") else f"actor__{name}": value for name, value in given.items()})
+    )
     assert problem.startswith("--actor.") and all(name in problem for name in named)
 
 

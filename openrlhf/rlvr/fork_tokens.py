@@ -31,10 +31,11 @@ class ForkTokens:
                 f"--actor.fork_tokens.fraction {self.fraction}: must be above 0 and below 1; to learn from all tokens "
                 "leave out --actor.fork_tokens.enable"
             )
-        if self.normaliser == "selected" and flags["actor.loss_agg_mode"] == "seq-mean-token-sum-norm":
+        mode = "actor.acpo.loss_agg_mode" if flags["actor.policy_loss_type"] == "acpo" else "actor.loss_agg_mode"
+        if self.normaliser == "selected" and flags[mode] == "seq-mean-token-sum-norm":
             found.append(
-                "--actor.fork_tokens.normaliser selected: --actor.loss_agg_mode seq-mean-token-sum-norm divides by a "
-                "fixed length; leave one of them out"
+                f"--actor.fork_tokens.normaliser selected: --{mode} seq-mean-token-sum-norm divides by a fixed length; "
+                "leave one of them out"
             )
         return found
 

@@ -74,6 +74,8 @@ class PolicyLossOptions:
 
     def problems(self, flags: dict[str, Any]) -> list[str]:
         loss, mode, dual = flags["actor.policy_loss_type"], flags["actor.loss_agg_mode"], flags["actor.dual_clip"]
+        name = "actor.acpo.loss_agg_mode" if loss == "acpo" else "actor.loss_agg_mode"
+        chosen = flags[name]
         found = [
             (
                 dual is None or loss in UPSTREAMS,
@@ -93,6 +95,11 @@ class PolicyLossOptions:
             (
                 self.loss_max_length is None or self.loss_max_length >= 1,
                 f"--actor.loss_max_length {self.loss_max_length}: must be 1 or more",
+            ),
+            (
+                chosen != "seq-mean-token-sum-norm" or self.loss_max_length or flags["rollout.max_new_tokens"],
+                f"--{name} {chosen} divides by a fixed length; give --rollout.max_new_tokens or "
+                "--actor.loss_max_length",
             ),
         ]
         return [fault for sound, fault in found if not sound]
