@@ -17,25 +17,12 @@ from slurm.placement import (
     size,
 )
 from slurm.problems import Problem
+from slurm.ragged import RAGGED_CHECKS, is_ragged
 from slurm.ranges import values
-from slurm.schema import trainer_flags
 
 Check = Callable[[Config], Iterator[Problem]]
 
 GROUP_ESTIMATORS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo", "reward_budget")
-
-
-RAGGED_OPTIONS = ("ddof", "group_weight", "drop_zero_variance", "penalties")
-
-
-def is_ragged(config: Config) -> bool:
-    """Whether groups go through the fork's own batching, which cuts updates to whatever samples there are."""
-    options = (f"algo.advantage.{option}" for option in RAGGED_OPTIONS)
-    return (
-        config["algo.allocation.strategy"] is not None
-        or config["algo.advantage.estimator"] == "reward_budget"
-        or any(config[option] != trainer_flags()[option].default for option in options)
-    )
 
 
 def faults(config: Config) -> list[Problem]:
@@ -126,65 +113,6 @@ def last_step(config: Config, rows: int | None) -> Iterator[Problem]:
         f"{rows} prompts in steps of {prompts} leave {left} for the last step of an episode, and their {samples} "
         f"samples are not a multiple of {unit}: {way_out}",
     )
-
-
-def allocation(config: Config) -> Iterator[Problem]:
-    strategy, average = config["algo.allocation.strategy"], config["rollout.n_samples_per_prompt"]
-    if not strategy and config["algo.advantage.estimator"] != "reward_budget":
-        return
-    if strategy == "dynamic":
-        yield from _bounds(config, average)
-        if not has_reward_function(config):
-            yield config.problem(
-                "algo.allocation.strategy",
-                "needs to be told which samples are right: set reward.remote_url or train.agent_func_path",
-            )
-    generated, batch = config["rollout.vllm_generate_batch_size"], config["rollout.batch_size"]
-    if generated and generated < batch:
-        yield config.problem(
-            "rollout.vllm_generate_batch_size",
-            f"is below rollout.batch_size {batch}, and samples are shared out over whole batches: leave it out",
-        )
-
-
-def _bounds(config: Config, average: int) -> Iterator[Problem]:
-    """Bounds within which every batch can spend its samples."""
-    fewest, most = config["algo.allocation.min_samples"], config["algo.allocation.max_samples"]
-    if fewest is not None and fewest > average:
-        yield config.problem(
-            "algo.allocation.min_samples",
-            f"a batch has rollout.n_samples_per_prompt {average} samples for each prompt and could not give every one "
-            f"{fewest}: write {average} or less",
-        )
-    if most is not None and most < average:
-        yield config.problem(
-            "algo.allocation.max_samples",
-            f"a batch has rollout.n_samples_per_prompt {average} samples for each prompt and could not spend them all "
-            f"with {most}: write {average} or more",
-        )
-    if config["algo.dynamic_filtering_enable"] and (average // 2 if fewest is None else fewest) < 2:
-        yield config.problem(
-            "algo.allocation.min_samples",
-            "dynamic filtering rejects every prompt with one sample, and unset this is half of "
-            f"rollout.n_samples_per_prompt {average}: write 2 or more",
-        )
-
-
-def token_caps(config: Config) -> Iterator[Problem]:
-    """No sample may be longer than a micro-batch of dynamic batching."""
-    if not is_ragged(config) or not config["train.dynamic_batch_enable"]:
-        return
-    width = config["ds.ring_attn_size"] * config["ds.tensor_parallel_size"]
-    longest = config["data.max_len"]
-    for key in ("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"):
-        cap = config[key]
-        if cap is not None and longest > cap * width:
-            together = f" x ds.ring_attn_size x ds.tensor_parallel_size = {cap * width} tokens" if width > 1 else ""
-            yield config.problem(
-                key,
-                f"a sample of data.max_len {longest} tokens would not fit into {cap}{together}: "
-                f"write {-(-longest // width)} or more, or lower data.max_len",
-            )
 
 
 def generation(config: Config) -> Iterator[Problem]:
@@ -315,8 +243,6 @@ def tracking(config: Config) -> Iterator[Problem]:
 CHECKS: tuple[Check, ...] = (
     required,
     batches,
-    allocation,
-    token_caps,
     generation,
     algorithm,
     importance_sampling,
@@ -326,4 +252,5 @@ CHECKS: tuple[Check, ...] = (
     modes,
     cpu,
     tracking,
+    *RAGGED_CHECKS,
 )

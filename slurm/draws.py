@@ -1,9 +1,8 @@
 """Reading `groups/draws.jsonl`: the samples that were generated, those of filtered prompts among them."""
 
-import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+
+from slurm.groups import last_steps, read_rows
 
 
 def generated_by_step(draws: Path, updates: Path) -> dict[int, int] | None:
@@ -17,7 +16,7 @@ def generated_by_step(draws: Path, updates: Path) -> dict[int, int] | None:
         return None
     calls = _calls(draws)
     call_of = {draw: call for call, counts in calls.items() for draw in counts}
-    learnt = {int(row["step"]): [group["draw"] for group in row["groups"]] for row in _rows(updates)}
+    learnt = {step: [group["draw"] for group in row["groups"]] for step, row in last_steps(updates).items()}
     if not learnt or any(draw not in call_of for drawn in learnt.values() for draw in drawn):
         return None
     bill, reached = {}, -1
@@ -31,21 +30,9 @@ def generated_by_step(draws: Path, updates: Path) -> dict[int, int] | None:
 def _calls(path: Path) -> dict[int, dict[int, int]]:
     """The samples of each draw, by call of the generator; an attempt replaces all calls from its first one on."""
     calls: dict[int, dict[int, int]] = {}
-    for row in _rows(path):
+    for row in read_rows(path):
         if row["kind"] == "settings":
             calls = {call: counts for call, counts in calls.items() if call < row["call"]}
         else:
             calls.setdefault(row["call"], {})[row["draw"]] = int(row["count"])
     return calls
-
-
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Rows of a file without the half-written line of a killed attempt."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict):
-                yield row

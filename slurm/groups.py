@@ -28,22 +28,39 @@ Updates = Mapping[int, Sequence[Group]]
 
 
 def read_updates(path: Path) -> Updates:
-    """The steps of a file; of a step that a resumed attempt did again, the last line counts. Empty without a file."""
+    """The steps of a file, whose groups are not empty. Empty without a file."""
+    return {step: groups for step, row in last_steps(path).items() if (groups := _groups(row))}
+
+
+def last_steps(path: Path) -> dict[int, Mapping[str, Any]]:
+    """The row of each step; a resumed attempt replaces all steps from its first one on. Empty without a file."""
+    steps: dict[int, Mapping[str, Any]] = {}
+    for row in read_rows(path):
+        steps = {step: kept for step, kept in steps.items() if step < row["step"]}
+        steps[int(row["step"])] = row
+    return steps
+
+
+def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The JSON objects of a file; a line that holds none, such as the half-written end of a killed attempt, is left
+    out. None without a file."""
     if not path.exists():
-        return {}
+        return
     with path.open(encoding="utf-8", errors="replace") as file:
-        steps = dict(filter(None, map(_parse, file)))
-    return {step: steps[step] for step in sorted(steps)}
+        for line in file:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and ("step" in row or "kind" in row):
+                yield row
 
 
-def _parse(line: str) -> tuple[int, list[Group]] | None:
-    """Step and groups of a line; None for one that holds none, such as the half-written end of a killed attempt."""
+def _groups(row: Mapping[str, Any]) -> list[Group]:
     try:
-        row = json.loads(line)
-        step, groups = int(row["step"]), [_group(group) for group in row["groups"]]
+        return [_group(group) for group in row["groups"]]
     except (ValueError, KeyError, TypeError):
-        return None
-    return (step, groups) if groups else None
+        return []
 
 
 def _group(row: Mapping[str, Any]) -> Group:

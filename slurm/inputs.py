@@ -193,18 +193,21 @@ def _look_for_duplicates(
     if not config["algo.allocation.strategy"] or config["algo.allocation.duplicates"] == "merge":
         return
     by_id = config["data.id_key"]
-    names = [by_id] if by_id else [config[key] for key in ("data.input_key", "data.label_key") if config[key]]
+    columns = ("data.input_key", "data.label_key", "data.image_key")
+    names = [by_id] if by_id else [config[key] for key in columns if config[key]]
     for place, row in placed:
         if len(seen) == config["data.max_samples"]:
             return
-        identity = "\0".join(_text(row[name]) for name in names)
+        held = [name for name in names if name in row]
+        identity = "\0".join(_text(row[name]) for name in held)
         if identity in seen:
             file, first = seen[identity]
-            what = f"'{by_id}' (data.id_key) {row[by_id]}" if by_id else " and ".join(f"'{name}'" for name in names)
+            what = f"'{by_id}' (data.id_key) {row[by_id]}" if by_id else " and ".join(f"'{name}'" for name in held)
             other = first if file == path else f"{shown(file)}: {first}"
             raise UserError(
                 f"{shown(path)}: {place} has the {what} of {other}, and their samples could not be told apart: remove "
-                "one of them, or write algo.allocation.duplicates: merge to count them as one prompt"
+                "one of them, name a column that tells them apart by data.id_key, or write algo.allocation.duplicates: "
+                "merge to count them as one prompt"
             )
         seen[identity] = (path, place)
 

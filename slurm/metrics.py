@@ -48,8 +48,13 @@ def read_records(path: Path) -> list[Record]:
 
 
 def last_of_each_step(records: Sequence[Record]) -> list[Record]:
-    """Steps in order, without what a resumed attempt did again: of equal kind and step the last one counts."""
-    kept = {(record.step, record.kind == "eval", record.kind): record for record in records}
+    """Steps in order, without what a resumed attempt did again: it replaces all from its first step on, and of equal
+    kind and step the last one counts."""
+    kept: dict[tuple[int, bool], Record] = {}
+    for record in records:
+        if record.kind == "train":
+            kept = {key: earlier for key, earlier in kept.items() if key[0] < record.step}
+        kept[record.step, record.kind == "eval"] = record
     return [kept[key] for key in sorted(kept)]
 
 

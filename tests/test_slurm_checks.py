@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openrlhf.rlvr.advantages import GroupAdvantage
 from openrlhf.rlvr.allocation import Allocation
-from slurm.checks import CHECKS, NOT_ON_CPU, allocation, faults, last_step
+from openrlhf.rlvr.ragged import batch_problems
+from slurm.checks import CHECKS, NOT_ON_CPU, faults, last_step
 from slurm.config import Config, Setting, read_config
 from slurm.local import check_devices
 from slurm.placement import accelerators
 from slurm.problems import UserError
+from slurm.ragged import RAGGED_CHECKS
 from slurm.ranges import RANGES, SCHEDULERS, Range, values
 from slurm.schema import trainer_flags
 
@@ -116,6 +119,9 @@ FAULTS = {
     "launch.device=cpu ds.tensor_parallel_size=2": "ds.tensor_parallel_size (2): must be 1 on CPU",
     "launch.device=cpu ds.attn_implementation=flash_attention_2": "must be sdpa or eager on CPU",
     "launch.device=cpu vllm.sync_backend=nccl": "vllm.sync_backend (nccl): must be gloo on CPU",
+    "algo.advantage.ddof=0 algo.advantage.estimator=dr_grpo": "does nothing with algo.advantage.estimator dr_grpo",
+    "algo.allocation.exponent=0.5": "algo.allocation.exponent (0.5): does nothing without algo.allocation.strategy",
+    "algo.allocation.strategy=uniform algo.kl.init_coef=0.1 ref.num_gpus_per_node=3": "of the 3 ranks of the ref model",
     "logger.wandb.key=environment": "export WANDB_API_KEY, or leave this out",
 }
 
@@ -140,7 +146,7 @@ def test_a_fault_between_settings_is_told_with_its_key_and_value(
         "algo.allocation.strategy=dynamic reward.remote_url=null train.agent_func_path=agent.py",
         "algo.allocation.strategy=uniform reward.remote_url=null reward.model_name_or_path=m",
         "algo.allocation.strategy=dynamic algo.dynamic_filtering_enable=true",
-        "algo.allocation.min_samples=5 rollout.vllm_generate_batch_size=8",
+        "rollout.vllm_generate_batch_size=8",
         "algo.advantage.estimator=reward_budget algo.advantage.penalties=shaped algo.advantage.drop_zero_variance=true",
         "algo.advantage.group_weight=prompt algo.advantage.ddof=0",
         "algo.allocation.strategy=dynamic train.dynamic_batch_enable=true train.max_tokens_per_gpu=2048",
@@ -168,9 +174,20 @@ def test_a_budget_that_can_be_shared_out_has_no_faults(tmp_path: Path, overrides
     ),
     st.fixed_dictionaries(
         {
-            "algo.advantage.estimator": st.sampled_from(["group_norm", "reward_budget"]),
+            "algo.advantage.estimator": st.sampled_from(["group_norm", "reward_budget", "gae"]),
             "algo.dynamic_filtering_enable": st.booleans(),
-            "rollout.n_samples_per_prompt": st.integers(1, 9),
+            "algo.advantage.ddof": st.sampled_from([0, 1]),
+            "algo.advantage.group_weight": st.sampled_from(["sample", "prompt"]),
+            "algo.advantage.penalties": st.sampled_from(["after", "shaped"]),
+            "algo.advantage.drop_zero_variance": st.booleans(),
+            "train.dynamic_batch_enable": st.booleans(),
+            "train.batch_size": st.sampled_from([8, 9]),
+            "ref.num_gpus_per_node": st.sampled_from([2, 3]),
+            "actor.num_gpus_per_node": st.just(1),
+            "critic.num_gpus_per_node": st.just(4),
+            "reward.num_gpus_per_node": st.just(1),
+            "data.max_len": st.sampled_from([2048, 20000]),
+            "rollout.n_samples_per_prompt": st.integers(2, 9),
             "rollout.batch_size": st.integers(1, 3),
             "rollout.vllm_generate_batch_size": st.none() | st.integers(1, 3),
             "reward.remote_url": st.sampled_from([None, "judge.py"]),
@@ -184,8 +201,11 @@ def test_the_launcher_refuses_the_allocations_that_the_trainer_would(
     given = others | {f"algo.allocation.{name}": value for name, value in options.items()}
     made = Config("any", {key: Setting(value, "r.yaml:1") for key, value in given.items()})
     defaults = {name: flag.default for name, flag in trainer_flags().items()}
-    refused = Allocation(**options).problems(defaults | others)
-    between, alone = list(allocation(made)), list(values(made))
+    flags = defaults | given
+    names = ("ddof", "group_weight", "drop_zero_variance", "penalties")
+    compared = GroupAdvantage(**{name: flags[f"algo.advantage.{name}"] for name in names})
+    refused = [*Allocation(**options).problems(flags), *compared.problems(flags), *batch_problems(flags)]
+    between, alone = [problem for check in RAGGED_CHECKS for problem in check(made)], list(values(made))
     assert between or alone or not refused
     assert refused or not between
 

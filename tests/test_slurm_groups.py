@@ -57,14 +57,16 @@ def test_groups_are_read_with_what_was_known_before_the_draw(tmp_path: Path) -> 
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=9), st.integers(0, 400))
-def test_of_a_repeated_step_the_last_whole_line_counts(
+def test_an_attempt_replaces_all_steps_from_its_first_one_on(
     tmp_path_factory: pytest.TempPathFactory, steps: list[int], cut: int
 ) -> None:
     lines = [line(step, row("any", number + 1, 0)) for number, step in enumerate(steps)]
     half = line(6, row("any", 99, 0))[: -1 - cut]
     read_steps = read(tmp_path_factory.mktemp("groups"), "".join(lines) + half * bool(cut))
-    last = {step: number + 1 for number, step in enumerate(steps)}
-    assert list(read_steps) == sorted(last)
+    last: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        last = {earlier: count for earlier, count in last.items() if earlier < step} | {step: number + 1}
+    assert list(read_steps) == list(last)
     assert {step: groups[0].count for step, groups in read_steps.items()} == last
 
 

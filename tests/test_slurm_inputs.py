@@ -190,7 +190,7 @@ def test_every_training_prompt_has_the_id_that_is_asked_for(
     assert faults(config(folder)) == []
 
 
-MERGE = "remove one of them, or write algo.allocation.duplicates: merge to count them as one prompt"
+MERGE = "or write algo.allocation.duplicates: merge to count them as one prompt"
 
 
 @pytest.mark.parametrize(
