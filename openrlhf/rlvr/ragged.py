@@ -49,7 +49,8 @@ def _narrow_caps(flags: dict[str, Any]) -> list[str]:
         return []
     width, longest = flags["ds.ring_attn_size"] * flags["ds.tensor_parallel_size"], flags["data.max_len"]
     return [
-        f"--{name} {flags[name]}: a sample of --data.max_len {longest} tokens would not fit; give {longest} or more"
+        f"--{name} {flags[name]}: a sample of --data.max_len {longest} tokens would not fit; give "
+        f"{-(-longest // width)} or more, or lower --data.max_len"
         for name in ("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu")
         if flags[name] is not None and flags[name] * width < longest
     ]
