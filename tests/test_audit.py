@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_sampling import Instant, completed, generator, quiet
 
-from openrlhf.rlvr.audit import audit, rank_correlation
+from openrlhf.rlvr.audit import audit, rank_correlation, spread
 from openrlhf.rlvr.experience import RaggedExperienceMaker
 
 pytestmark = quiet
@@ -126,6 +126,19 @@ def test_a_resumed_attempt_replaces_what_came_after_its_checkpoint(records, tmp_
     updates = (records / "updates.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "updates.jsonl").write_text("".join([*updates[:3], *updates]))
     assert audit(tmp_path) == []
+
+
+def test_the_spread_is_that_of_the_last_draws_within_their_bounds():
+    """Two batches; an early draw, numbers at the bounds and prompts without weight do not count."""
+    settings = {"average": 4, "min_samples": 2, "max_samples": 9}
+
+    def row(prompt_id, count, weight, batch):
+        return {"prompt_id": prompt_id, "count": count, "weight": weight, "call": 0, "batch": batch}
+
+    first = [row("a", 8, 0.9, 0)]
+    last = [row("a", 3, 0.1, 1), row("b", 4, 0.2, 1), row("c", 5, 0.3, 1), row("d", 9, 0.0, 1), row("e", 4, None, 1)]
+    other = [row("f", 7, 0.1, 2), row("g", 5, 0.2, 2), row("h", 3, 0.3, 2)]
+    assert spread([(settings, first), (settings, [*last, *other])]) == (pytest.approx(6 / 8), pytest.approx(0.0))
 
 
 def test_rank_correlation_with_ties():

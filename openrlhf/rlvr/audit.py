@@ -129,16 +129,17 @@ def spread(calls: Sequence[tuple[Row, Sequence[Row]]]) -> tuple[float, float]:
 
     Returns:
         The share of prompts with another number than the average, and the rank correlation of number and weight over
-        those strictly within their bounds.
+        those strictly within their bounds, in the mean over batches, within which the samples are shared.
     """
     last = {row["prompt_id"]: (settings, row) for settings, rows in calls for row in rows}
     apart = [row["count"] != settings["average"] for settings, row in last.values()]
-    inside = [
-        (row["weight"], row["count"])
-        for settings, row in last.values()
-        if row["weight"] is not None and settings["min_samples"] < row["count"] < settings["max_samples"]
-    ]
-    return sum(apart) / len(apart), rank_correlation([w for w, _ in inside], [n for _, n in inside])
+    batches = defaultdict(list)
+    for settings, row in last.values():
+        if row["weight"] is not None and settings["min_samples"] < row["count"] < settings["max_samples"]:
+            batches[row["call"], row["batch"]].append((row["weight"], row["count"]))
+    found = [rank_correlation(*zip(*pairs, strict=True)) for pairs in batches.values() if len(pairs) > 2]
+    known = [value for value in found if not math.isnan(value)]
+    return sum(apart) / len(apart), sum(known) / len(known) if known else math.nan
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
@@ -176,7 +177,7 @@ def main() -> int:
     apart, correlation = spread(calls)
     print(
         f"of the last draw of each prompt, {100 * apart:.0f} % had another number of samples than the average; within "
-        f"the bounds their numbers rank with their weights by {correlation:.2f} (Spearman)"
+        f"bounds and batches their numbers rank with their weights by {correlation:.2f} (Spearman)"
     )
     return int(bool(faults))
 
