@@ -25,9 +25,10 @@ def test_a_fifth_of_the_tokens_rounded_up(tokens, forks):
     assert batch.entropy[chosen].min() > batch.entropy[~chosen].max() if forks < tokens else True
 
 
-def test_thirty_tokens_of_which_a_tenth_are_three():
-    batch = of_entropies([float(one) for one in range(30)])
-    assert is_fork(batch, fork_threshold([batch], 0.1)).sum() == 3
+def test_seven_hundredths_of_a_hundred_tokens_are_seven():
+    """.07·100 is 7.000000000000001 in floating point."""
+    batch = of_entropies([float(one) for one in range(100)])
+    assert is_fork(batch, fork_threshold([batch], 0.07)).sum() == 7
 
 
 def test_the_greatest_entropies_of_the_whole_step():

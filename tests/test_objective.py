@@ -229,6 +229,24 @@ def test_what_is_not_needed_need_not_be_there(name):
             objective.terms(without, objective.summarise([without]))
 
 
+@pytest.mark.parametrize("name", [one for one in EACH | TOGETHER if "correct" not in one])
+def test_the_coefficient_tells_what_is_learned_from_a_token(name):
+    """C = −∂(Σ loss)/∂log π(y) with all methods in it, but for a mode's own part in acpo unrouted."""
+    objective, batch = (EACH | TOGETHER)[name], step()
+    objective = replace(objective, correction=Correction())
+    leaf = batch.log_probs.clone().requires_grad_()
+    terms, _ = objective.terms(replace(batch, log_probs=leaf), objective.summarise([batch]))
+    (gradient,) = torch.autograd.grad(terms.loss.sum(), leaf)
+    torch.testing.assert_close(terms.coefficient, -gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_a_token_without_a_gradient_is_no_greatest_entropy_change():
+    """Where only forks learn, the modulation compares with the changes that forks make."""
+    batch, at_forks = step(), replace(EACH["modulation"], forks=ForkTokens(enable=True))
+    forks, everywhere = (one.summarise([batch]).extremes for one in (at_forks, EACH["modulation"]))
+    assert 0 < forks.change_max < everywhere.change_max and forks.entropy_min == everywhere.entropy_min
+
+
 def test_normalisers_count_what_is_left():
     """GTPO leaves samples out, and forks alone count: the loss is the mean over these tokens, or over their samples."""
     batch = step()

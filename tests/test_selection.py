@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from softmax_reference import ragged
 
+from openrlhf.rlvr.micro_batch import MicroBatch
 from openrlhf.rlvr.selection import greatest, reached, scattered, table
 
 
@@ -24,6 +25,13 @@ def test_keys_are_of_the_sample_and_the_place_in_its_response():
     assert len(keys) == batch.mask.sum() and len(keys.unique()) == len(keys)
     expected = [(row << 24) + place for row, count in enumerate(batch.mask.sum(-1)) for place in range(count)]
     assert keys.tolist() == expected and torch.equal(log_probs, batch.log_probs[batch.mask].detach())
+    # In the order of the keys, whatever comes first: sums over a table have the same bits everywhere.
+    backwards = MicroBatch(**{name: _reversed(value) for name, value in vars(batch).items()})
+    assert all(map(torch.equal, table([backwards], lambda one: (one.log_probs,)), (keys, log_probs)))
+
+
+def _reversed(value):
+    return value.flip(0) if isinstance(value, torch.Tensor) else value
 
 
 def test_chance_by_key_is_even_and_reproducible():

@@ -52,7 +52,7 @@ def fork_threshold(batches: Sequence[MicroBatch], fraction: float, group: Any = 
         The same on every rank; None for a step without tokens.
     """
     keys, entropy = table(batches, lambda one: (one.need("entropy"),), group)
-    # Rounded first: .1·30 is not 3 in floating point.
+    # Rounded first: .07·100 is above 7 in floating point.
     return greatest(entropy, keys, math.ceil(round(fraction * len(keys), 6))) if len(keys) else None
 
 
