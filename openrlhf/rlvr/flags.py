@@ -77,9 +77,9 @@ def parse(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> arg
     Raises:
         SystemExit: bad flags, or after ``--train.schema_path`` has written the schema.
     """
-    for module in DECLARING:
-        importlib.import_module(f"openrlhf.rlvr.{module}")
-    for cls, prefix in _GROUPS.items():
+    declaring = {importlib.import_module(f"openrlhf.rlvr.{module}").__name__ for module in DECLARING}
+    groups = {cls: prefix for cls, prefix in _GROUPS.items() if cls.__module__ in declaring}
+    for cls, prefix in groups.items():
         for item in fields(cls):
             _add(parser, prefix, item)
     for action in parser._actions:
@@ -98,7 +98,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> arg
             json.dump(schema(parser), handle, indent=1, sort_keys=True)
             handle.write("\n")
         raise SystemExit(0)
-    problems = [problem for cls, prefix in _GROUPS.items() for problem in _problems(cls, prefix, vars(args))]
+    problems = [problem for cls, prefix in groups.items() for problem in _problems(cls, prefix, vars(args))]
     problems += [problem for check in _CHECKS for problem in check(vars(args))]
     if problems:
         raise SystemExit("bad flags:\n  " + "\n  ".join(problems))
