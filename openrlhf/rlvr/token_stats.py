@@ -11,7 +11,7 @@ They follow from sums over a few logits at a time (``token_sums``). Arithmetic i
 float64. Log-probability, log-probability of the mode and entropy can be differentiated, by hand-written gradients.
 
 For them the logits (or hidden states and output matrix) and two or three numbers a token are kept, and probabilities
-are computed anew: storing them would cost a full-vocabulary copy and save less than a quarter of the time.
+are computed anew: that is one exponential for each logit, where storing them would be a copy of the vocabulary.
 """
 
 from collections.abc import Iterator
