@@ -25,7 +25,10 @@ def is_ragged(config: Config) -> bool:
     """Whether groups go through the fork's own batching, which cuts updates to whatever samples there are."""
     return (
         config["algo.allocation.strategy"] is not None
-        or config["algo.advantage.estimator"] == "reward_budget"
+        or config["algo.advantage.estimator"] in ("reward_budget", "w_reinforce")
+        or config["actor.policy_loss_type"] in ("clip_cov", "kl_cov")
+        or config["actor.fork_tokens.enable"]
+        or config["algo.gtpo.enable"]
         or any(_is_set(config, option) for option in OPTIONS)
     )
 

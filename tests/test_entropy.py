@@ -8,7 +8,6 @@ import torch
 from openrlhf.rlvr.entropy import (
     EntropyAdvantage,
     EntropyBonus,
-    EntropyReward,
     entropy_advantage,
     entropy_reward,
     scheduled,
@@ -55,8 +54,6 @@ def test_a_coefficient_for_the_first_500_of_1000_steps():
             {"actor.policy_loss_type": "gspo"},
             ["--algo.entropy_advantage.enable", "--actor.policy_loss_type gspo", "ppo"],
         ),
-        (EntropyReward(enable=True, steps=0), {}, ["--algo.entropy_reward.steps"]),
-        (EntropyReward(enable=True, coef=0.0), {}, ["--algo.entropy_reward.coef", "--algo.entropy_reward.enable"]),
         (EntropyBonus(entropy_steps=0), {}, ["--actor.entropy_steps"]),
         (
             EntropyBonus(entropy_steps=5),
@@ -76,8 +73,6 @@ def test_senseless_settings_are_refused_by_name(own, given, named):
     [
         EntropyAdvantage(alpha=0.0, kappa=0.0),
         EntropyAdvantage(enable=True),
-        EntropyReward(coef=0.0, steps=0),
-        EntropyReward(enable=True, steps=500),
         EntropyBonus(),
         EntropyBonus(entropy_steps=500),
     ],

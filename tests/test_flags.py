@@ -27,6 +27,11 @@ def upstream_parser():
         parser.add_argument(f"--{model}.num_gpus_per_node", type=int, default=1)
     for name in ("ds.ring_attn_size", "ds.tensor_parallel_size"):
         parser.add_argument(f"--{name}", type=int, default=1)
+    parser.add_argument("--actor.policy_loss_type", choices=["ppo", "gspo"], default="ppo")
+    parser.add_argument("--actor.loss_agg_mode", choices=["token-mean", "seq-mean-token-mean"], default="token-mean")
+    for name in ("actor.dual_clip", "actor.entropy_coef", "rollout.max_new_tokens"):
+        parser.add_argument(f"--{name}", type=float, default=None)
+    parser.add_argument("--actor.eps_clip_low_high", type=float, nargs=2, default=None)
     parser.add_argument("--algo.kl.init_coef", type=float, default=0.01)
     parser.add_argument("--train.batch_size", type=int, default=128)
     parser.add_argument("--train.dynamic_batch_enable", action="store_true")

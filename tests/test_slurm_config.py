@@ -59,7 +59,7 @@ BAD_LINES = {
     "algo.advantage.is_correction_threshold: []": "a list [..] of one or more",
     "ckpt.path: somewhere": "the launcher owns this flag (it is the run folder's checkpoints/): leave it out",
     "logger.wandb.key: 0123abcd": "export WANDB_API_KEY and write `logger.wandb.key: environment`",
-    "actor: {adam: {lr: 1}}": "keys are flat: write actor.adam.betas: ...",
+    "actor: {adam: {lr: 1}}": "keys are flat: write actor.acpo.clamp: ...",
     "launch: {device: cpu}": "keys are flat: write launch.device: ...",
     "launch.device: tpu": "expected one of cpu, cuda, found the text 'tpu'",
     "launch.devise: cpu": "no such flag; did you mean launch.device",

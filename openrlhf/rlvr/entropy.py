@@ -27,23 +27,6 @@ class EntropyAdvantage:
         return found + sequence_ratio_problems("algo.entropy_advantage.enable", flags)
 
 
-@settings("algo.entropy_reward")
-class EntropyReward:
-    """Entropy in the reward (reward budgeting, arXiv:2611.05942, its study of entropy)."""
-
-    enable: bool = flag(False, "add to the reward of a sample a multiple of its response's mean entropy")
-    coef: float = flag(0.01, "what the mean entropy is multiplied by")
-    steps: int | None = flag(None, "only in the first so many training steps; default: in all")
-
-    def problems(self, flags: dict[str, Any]) -> list[str]:
-        if not self.enable:
-            return []
-        found = _steps_problems("algo.entropy_reward.steps", self.steps)
-        if self.coef == 0:
-            found.append("--algo.entropy_reward.coef 0: does nothing; leave out --algo.entropy_reward.enable")
-        return found
-
-
 @settings("actor")
 class EntropyBonus:
     """How long upstream's entropy loss lasts."""

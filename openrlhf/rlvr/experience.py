@@ -11,9 +11,11 @@ from openrlhf.models.utils import compute_reward
 from openrlhf.rlvr.advantages import ESTIMATORS, GroupAdvantage, differing, group_advantages, per_group
 from openrlhf.rlvr.allocation import Allocation
 from openrlhf.rlvr.batching import micro_batches, with_fillers
+from openrlhf.rlvr.gtpo import Gtpo, conflict_weights
 from openrlhf.rlvr.ragged import is_ragged
 from openrlhf.rlvr.records import JsonLines, histogram
 from openrlhf.rlvr.samples import Group, Sample
+from openrlhf.rlvr.w_reinforce import WReinforce, w_reinforce
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
@@ -94,6 +96,8 @@ class RaggedExperienceMaker(RemoteExperienceMaker):
         batch = self._batch = self._compare(experiences, places.argsort())
         sizes = [len(experience.index) for experience in experiences]
         deviations = per_group(batch.shaped, batch.groups, _deviation, batch.groups >= 0)
+        if Gtpo.of(self.args).enable:  # type: ignore[attr-defined]
+            _weigh_conflicts(experiences, batch, places)
         parts = zip(experiences, batch.values[places].split(sizes), deviations[places].split(sizes), strict=True)
         for experience, values, deviation in parts:
             experience.info["group_reward_std"] = deviation
@@ -127,6 +131,9 @@ class RaggedExperienceMaker(RemoteExperienceMaker):
             return group_advantages(
                 rewards, batch.groups, estimator, shaped=shaped, valid=batch.valid, **self._compared
             )
+        if self.advantage_estimator == "w_reinforce":
+            correct = torch.tensor([bool(sample and sample.correct) for sample in batch.samples])
+            return w_reinforce(correct, WReinforce.of(self.args), batch.valid)  # type: ignore[attr-defined]
         if self.advantage_estimator == "flash_reinforce":
             return batch.shaped - batch.shaped[batch.valid].mean()
         return batch.shaped
@@ -191,6 +198,21 @@ class RaggedExperienceMaker(RemoteExperienceMaker):
             "groups/count_max": counts.max().item(),
             **histogram(counts.tolist(), *self._bounds),
         }
+
+
+def _weigh_conflicts(experiences: Sequence[Experience], batch: Batch, places: torch.Tensor) -> None:
+    """Give every token GTPO's weight, which follows from all samples of its group, wherever they lie."""
+    width = max(one.action_mask.shape[1] for one in experiences)
+
+    def widened(values: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(values, (0, width - values.shape[1]))
+
+    tokens = torch.cat([widened(one.sequences[:, 1:]) for one in experiences])
+    mask = torch.cat([widened(one.action_mask) for one in experiences])
+    correct = torch.tensor([bool(sample and sample.correct) for sample in batch.samples])[places]
+    weights = conflict_weights(tokens, mask, correct, batch.groups[places])
+    for one, own in zip(experiences, weights.split([len(one.index) for one in experiences]), strict=True):
+        one.conflict_weights = own[:, : one.action_mask.shape[1]]
 
 
 def _groups(batch: Batch) -> dict[Group, list[int]]:

@@ -24,7 +24,11 @@ Check = Callable[[dict[str, Any]], list[str]]
 """From all flags, by dotted name, to what is wrong with them."""
 
 # Modules of openrlhf.rlvr that declare settings.
-DECLARING = ("advantages", "allocation", "evaluation", "metrics", "prompts", "ragged", "records")
+DECLARING = (
+    *("advantages", "allocation", "prompts", "ragged", "records", "w_reinforce"),
+    *("policy_losses", "acpo", "sapo", "score", "covariance", "fork_tokens", "gtpo", "modulation", "entropy"),
+    *("evaluation", "metrics"),
+)
 
 _GROUPS: dict[type, str] = {}
 _CHOICES: dict[str, tuple[str, ...]] = {}

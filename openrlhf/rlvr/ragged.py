@@ -1,26 +1,33 @@
 """Whether a run's groups may be of different sizes, and so pass through our modules instead of upstream's."""
 
-from types import SimpleNamespace
+from argparse import Namespace
 from typing import Any
 
 from openrlhf.rlvr.advantages import GroupAdvantage
 from openrlhf.rlvr.allocation import Allocation
 from openrlhf.rlvr.flags import start_up_check
+from openrlhf.rlvr.fork_tokens import ForkTokens
+from openrlhf.rlvr.gtpo import Gtpo
+from openrlhf.rlvr.policy_losses import LOSSES
+from openrlhf.utils.config import hierarchize
 
 
 def is_ragged(args: Any) -> bool:
-    """True where a flag of ours asks for an allocation, a way of comparing samples, or reward budgeting."""
+    """True where a flag of ours asks for an allocation, a comparison of samples, or the sample that a token is of."""
     return (
         Allocation.of(args).strategy is not None  # type: ignore[attr-defined]
-        or args.algo.advantage.estimator == "reward_budget"
+        or args.algo.advantage.estimator in ("reward_budget", "w_reinforce")
         or GroupAdvantage.of(args) != GroupAdvantage()  # type: ignore[attr-defined]
+        or Gtpo.of(args).enable  # type: ignore[attr-defined]
+        or ForkTokens.of(args).enable  # type: ignore[attr-defined]
+        or LOSSES[args.actor.policy_loss_type].select is not None
     )
 
 
 @start_up_check
 def batch_problems(flags: dict[str, Any]) -> list[str]:
     """Batches that ragged groups could not be spread over: ranks, token caps, generation."""
-    if not is_ragged(_nested(flags)):
+    if not is_ragged(hierarchize(Namespace(**flags))):
         return []
     return [*_uneven_ranks(flags), *_narrow_caps(flags), *_small_generation(flags)]
 
@@ -64,16 +71,3 @@ def _small_generation(flags: dict[str, Any]) -> list[str]:
         f"--rollout.vllm_generate_batch_size {generated}: no training batch would be whole below --rollout.batch_size "
         f"{batch}"
     ]
-
-
-def _nested(flags: dict[str, Any]) -> Any:
-    """The groups of flags that ``is_ragged`` looks at, as parsed arguments have them."""
-
-    def group(prefix: str) -> SimpleNamespace:
-        return SimpleNamespace(
-            **{name.removeprefix(prefix): value for name, value in flags.items() if name.startswith(prefix)}
-        )
-
-    return SimpleNamespace(
-        algo=SimpleNamespace(allocation=group("algo.allocation."), advantage=group("algo.advantage."))
-    )
