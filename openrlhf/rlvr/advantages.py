@@ -97,7 +97,7 @@ def group_advantages(
 ) -> torch.Tensor:
     """Advantages from verified rewards, by group.
 
-    group_norm is GRPO's (arXiv:2402.03300, eq. 4), dr_grpo Dr. GRPO's (arXiv:2503.20783), rloo leaves one out
+    group_norm is GRPO's, (R − mean)/std (arXiv:2402.03300), dr_grpo Dr. GRPO's (arXiv:2503.20783), rloo leaves one out
     (arXiv:2402.14740), reward_budget shares a fixed reward among the gaps to the worst sample (arXiv:2611.05942):
     g/Σg − 1/n with g = R − min R. A group of one, and a group whose rewards are all equal, has advantage 0 exactly.
 

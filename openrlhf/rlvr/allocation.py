@@ -110,7 +110,7 @@ class PromptStatistics:
     ) -> Floats:
         """What prompts weigh in an allocation: P^exponent, with P = k(G − k) / (G(G − 1)) for k right of G seen.
 
-        P estimates p(1 − p), the variance of a sample's verdict, without bias (DynaMO, arXiv:2602.19208, section 3).
+        P estimates p(1 − p), the variance of a sample's verdict, without bias (DynaMO, arXiv:2602.19208).
 
         Args:
             prompt_ids: N ids.
@@ -158,7 +158,7 @@ def allocate(weights: ArrayLike, budget: int, lower: ArrayLike, upper: ArrayLike
     """Share a budget in proportion to weights, within bounds: clip(μ·w, lower, upper) with the μ that spends it all.
 
     Rounded down, and the rest by largest remainder, ties to the lower index. Prompts of weight 0 take what nobody else
-    can, equally. O(N log N). DynaMO, arXiv:2602.19208, section 3; the bounded optimum is a water-filling.
+    can, equally. O(N log N). DynaMO, arXiv:2602.19208; the bounded optimum is a water-filling.
 
     Args:
         weights: finite, not negative, shape (N,).
