@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import re
 import sys
+import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -150,7 +151,9 @@ def test_cpu_lock_has_what_torch_and_vllm_require() -> None:
 
 
 def test_environment_is_the_locked_one() -> None:
-    installed = {canonicalize_name(d.metadata["Name"]): d.version for d in importlib.metadata.distributions()}
+    # In its own folder: Ray, once imported, puts another one on the path, with packages of its own.
+    found = importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
+    installed = {canonicalize_name(one.metadata["Name"]): one.version for one in found}
     locked = pins("cpu")
     differing = {
         name: (version, installed.get(name)) for name, version in locked.items() if installed.get(name) != version
