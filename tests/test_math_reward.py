@@ -15,7 +15,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from openrlhf.rlvr.rewards import math, shuffled
+from openrlhf.rlvr.rewards import math, scaled_2, scaled_5, shuffled
 from openrlhf.rlvr.rewards.comparer import Comparer
 
 REAL_RESPONSES = Path(__file__).parents[2] / "shared" / "data" / "grading" / "math_responses.jsonl"
@@ -194,3 +194,10 @@ def test_shuffled_rewards_can_be_asked_for_by_many_threads_at_once():
     for thread in threads:
         thread.join()
     assert len(results) == 20 and set(results) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize(("module", "gap"), [(scaled_2, 2), (scaled_5, 5)])
+def test_scaled_rewards_pay_more_and_judge_the_same(module, gap):
+    result = module.reward_func([r"\boxed{7}", r"\boxed{8}"], ["", ""], ["7", "7"])
+    assert result["rewards"].tolist() == [gap, 0]
+    assert result["scores"].tolist() == result["extra_logs"]["accuracy"].tolist() == [1, 0]

@@ -276,7 +276,7 @@ def test_the_flags_are_well_formed() -> None:
 CONFIGS = ROOT / "configs"
 
 
-@pytest.mark.parametrize("recipe", sorted(CONFIGS.glob("recipes/*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", sorted(CONFIGS.rglob("recipes/**/*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_is_sound(recipe: Path) -> None:
     assert faults_between(read_config(recipe)) == []
 
