@@ -42,6 +42,14 @@ def kill_and_time(folder, task, name, **flags):
     return trainer.Run(folder, returncode), seconds, left
 
 
+def run_to_its_end(folder, task, **flags):
+    process = trainer.start(folder, task, **flags)
+    try:
+        return trainer.Run(folder, process.wait(180))
+    finally:
+        trainer.stop(process)
+
+
 def reason(run):
     last = run.log.strip().splitlines()[-1]
     assert last.startswith("run failed: "), run.log[-3000:]
@@ -64,26 +72,16 @@ def test_a_killed_rank_ends_the_run_though_the_other_waits_in_a_collective(task,
 
 def test_an_engine_that_cannot_start_ends_the_run(task, tmp_path):
     """Without the watch the actor waits for it in the rendezvous of weight sync, for ever."""
-    process = trainer.start(tmp_path, task, vllm__gpu_memory_utilization=0.0001)
-    try:
-        returncode = process.wait(180)
-    finally:
-        trainer.stop(process)
-    run = trainer.Run(tmp_path, returncode)
-    assert returncode != 0
+    run = run_to_its_end(tmp_path, task, vllm__gpu_memory_utilization=0.0001)
+    assert run.returncode != 0
     assert "vLLM engine 0" in reason(run)
     assert "ValueError: Available memory" in run.log, "vLLM's own reason stands in the log above"
 
 
 def test_t12_a_gradient_that_is_not_finite_ends_the_run_and_names_the_last_good_checkpoint(task, tmp_path):
     reward = Path(__file__).with_name("reward_nan.py")
-    process = trainer.start(tmp_path, task, reward__remote_url=reward, ckpt__save_steps=2)
-    try:
-        returncode = process.wait(180)
-    finally:
-        trainer.stop(process)
-    run = trainer.Run(tmp_path, returncode)
-    assert returncode != 0
+    run = run_to_its_end(tmp_path, task, reward__remote_url=reward, ckpt__save_steps=2)
+    assert run.returncode != 0
     assert list(run.steps) == [1, 2, 3]
     assert "the gradient of optimizer step 4 is not finite" in reason(run)
     assert reason(run).endswith("_actor/global_step2")

@@ -52,6 +52,7 @@ class RaggedSamplesGenerator(OrderedSamplesGenerator):
         self._bounds = self._allocation.bounds(self._average)
         self._records = JsonLines(self.args, "draws.jsonl")
         self._prompts: Iterator[Any] | None = None
+        self._settings_told = False
 
     @torch.no_grad()
     def generate_samples(self, **generate_kwargs: Any) -> tuple[list[Experience], float | None, int, bool]:
@@ -81,8 +82,8 @@ class RaggedSamplesGenerator(OrderedSamplesGenerator):
 
     def _begin(self, source: RaggedPromptSource) -> None:
         """Start an episode, or go on with the one of a checkpoint; the first time, say under which settings."""
-        if not hasattr(self, "_began"):
-            self._began = True
+        if not self._settings_told:
+            self._settings_told = True
             low, high = self._bounds
             chosen = {**vars(self._allocation), "min_samples": low, "max_samples": high}
             batch = {"average": self._average, "batch_size": self.args.rollout.batch_size}
