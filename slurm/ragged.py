@@ -29,6 +29,7 @@ def is_ragged(config: Config) -> bool:
         or config["actor.policy_loss_type"] in ("clip_cov", "kl_cov")
         or config["actor.fork_tokens.enable"]
         or config["algo.gtpo.enable"]
+        or config["algo.entropy_reward.coef"] > 0
         or any(_is_set(config, option) for option in OPTIONS)
     )
 

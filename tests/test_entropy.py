@@ -8,13 +8,14 @@ import torch
 from openrlhf.rlvr.entropy import (
     EntropyAdvantage,
     EntropyBonus,
+    EntropyReward,
     entropy_advantage,
-    entropy_reward,
+    mean_entropy,
     scheduled,
 )
 from openrlhf.rlvr.micro_batch import MicroBatch
 
-FLAGS = {"actor.policy_loss_type": "ppo", "actor.entropy_coef": 0.01}
+FLAGS = {"actor.policy_loss_type": "ppo", "actor.entropy_coef": 0.01, "algo.advantage.estimator": "group_norm"}
 
 
 @pytest.mark.parametrize(
@@ -29,13 +30,11 @@ def test_entropy_advantages_by_numbers(advantage, entropy, expected):
     assert entropy_advantage(batch, EntropyAdvantage(alpha=0.0)).item() == advantage
 
 
-def test_the_reward_gets_a_hundredth_of_the_mean_entropy_of_the_response():
+def test_the_mean_entropy_of_a_response_leaves_out_what_is_masked():
     entropy = torch.tensor([[1.0, 3.0, math.nan], [math.nan, 5.0, math.inf], [1.0, 1.0, 1.0]], requires_grad=True)
     mask = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 0]])
-    found = entropy_reward(torch.tensor([1.0, 0.0, -1.0]), entropy, mask)
-    assert found.tolist() == pytest.approx([1.02, 0.05, -1.0]) and not found.requires_grad
-    rewards = torch.tensor([1.0, 0.5, -1.0], dtype=torch.float64)
-    assert torch.equal(entropy_reward(rewards, entropy, mask, 0.0), rewards)
+    found = mean_entropy(entropy, mask)
+    assert found.tolist() == [2.0, 5.0, 0.0] and not found.requires_grad
 
 
 def test_a_coefficient_for_the_first_500_of_1000_steps():
@@ -60,6 +59,14 @@ def test_a_coefficient_for_the_first_500_of_1000_steps():
             {"actor.entropy_coef": None},
             ["--actor.entropy_steps", "--actor.entropy_coef"],
         ),
+        (EntropyReward(coef=-0.1), {}, ["--algo.entropy_reward.coef -0.1"]),
+        (EntropyReward(steps=500), {}, ["--algo.entropy_reward.steps", "--algo.entropy_reward.coef"]),
+        (EntropyReward(coef=0.01, steps=0), {}, ["--algo.entropy_reward.steps 0"]),
+        (
+            EntropyReward(coef=0.01),
+            {"algo.advantage.estimator": "w_reinforce"},
+            ["--algo.entropy_reward.coef", "w_reinforce"],
+        ),
         (EntropyBonus(entropy_steps=5), {"actor.entropy_coef": 0.0}, ["--actor.entropy_steps", "--actor.entropy_coef"]),
     ],
 )
@@ -75,6 +82,7 @@ def test_senseless_settings_are_refused_by_name(own, given, named):
         EntropyAdvantage(enable=True),
         EntropyBonus(),
         EntropyBonus(entropy_steps=500),
+        EntropyReward(coef=0.01, steps=500),
     ],
 )
 def test_what_is_off_or_published_is_not_refused(own):

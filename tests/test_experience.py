@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from openrlhf.rlvr.advantages import group_advantages
-from openrlhf.rlvr.experience import RaggedExperienceMaker
+from openrlhf.rlvr.experience import RaggedExperienceMaker, at_step
 from openrlhf.rlvr.samples import Group, Sample, checksum
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
@@ -154,3 +154,55 @@ def test_a_batch_of_nothing_but_equal_rewards_is_kept_whole():
         train__batch_size=3,
     )
     assert all(one.action_mask.any() and not one.advantages.any() for one in found)
+
+
+def with_entropy(step, steps=None, **flags):
+    """A maker's experience at a training step, of samples whose responses have mean entropies 1, 2, 3 and 4."""
+    experiences = samples([2, 2], [0.0, 1.0, 1.0, 1.0], 0)
+    for nats, one in enumerate(experiences, start=1):
+        one.info["entropy"] = torch.tensor([float(nats)])
+    kept = {"train__batch_size": 4, "algo__advantage__estimator": "dr_grpo", **flags}
+    args = arguments(
+        actor__num_gpus_per_node=1,
+        algo__entropy_reward__coef=0.01,
+        algo__entropy_reward__steps=steps,
+        rollout__micro_batch_size=4,
+        **kept,
+    )
+    actor = SimpleNamespace(_actor_handlers=[None], duplicate_actors=1)
+    parts = SimpleNamespace(value=0.0), SimpleNamespace(args=args), SimpleNamespace(pad_token_id=0)
+    maker = at_step(RaggedExperienceMaker(actor, None, None, None, *parts), step)
+    maker.compute_advantages_and_returns(maker.split_rollout_samples(experiences))
+    return maker._batch
+
+
+@pytest.mark.parametrize("step", [1, 500])
+def test_a_sample_is_rewarded_for_the_entropy_of_its_response(step):
+    batch = with_entropy(step, steps=500)
+    assert batch.verified.tolist() == [0, 1, 1, 1]
+    assert batch.shaped.tolist() == pytest.approx([0.01, 1.02, 1.03, 1.04])
+    assert batch.values.tolist() == pytest.approx([-0.505, 0.505, -0.005, 0.005], abs=1e-6)
+
+
+def test_the_reward_for_entropy_ends_with_its_schedule():
+    assert with_entropy(501, steps=500).shaped.tolist() == [0, 1, 1, 1]
+    assert with_entropy(10_000).shaped.tolist() == pytest.approx([0.01, 1.02, 1.03, 1.04])
+
+
+def test_reward_budgeting_shares_verified_rewards_and_adds_entropy_to_the_advantages():
+    values = with_entropy(1, algo__advantage__estimator="reward_budget").values
+    shared = group_advantages(torch.tensor([0.0, 1, 1, 1]), torch.tensor([0, 0, 1, 1]), "reward_budget")
+    assert (values - shared).tolist() == pytest.approx([0.01, 0.02, 0.03, 0.04], abs=1e-6)
+
+
+@pytest.mark.parametrize(("kl", "name", "expected"), [(0.0, "groups/advantage_gap", 1), (0.1, "groups/sharpness", 10)])
+def test_the_gap_between_right_and_wrong_is_told_over_groups_with_both(kl, name, expected):
+    args = arguments(actor__num_gpus_per_node=1, algo__advantage__estimator="dr_grpo", train__batch_size=5)
+    actor = SimpleNamespace(_actor_handlers=[None], duplicate_actors=1)
+    parts = SimpleNamespace(value=kl), SimpleNamespace(args=args), SimpleNamespace(pad_token_id=0)
+    maker = RaggedExperienceMaker(actor, None, None, None, *parts)
+    experiences = samples([3, 2], [0.0, 1.0, 1.0, 1.0, 1.0], 0)
+    maker.compute_advantages_and_returns(maker.split_rollout_samples(experiences))
+    metrics = maker._metrics(maker._batch)
+    assert metrics[name] == pytest.approx(expected)
+    assert ("groups/sharpness" in metrics) == (kl > 0) != ("groups/advantage_gap" in metrics)

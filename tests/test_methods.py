@@ -45,22 +45,42 @@ def test_acpo_modulated_over_the_step_at_fork_tokens(task, tmp_path):
         assert 1 < metrics["methods/modulation_compensation"] < 1.4  # every step has a right sample
 
 
-def test_gtpo_with_clip_cov_and_dynamic_allocation_on_two_ranks_in_packed_micro_batches(task, tmp_path):
-    run = trainer.train(
-        tmp_path,
+def two_ranks(folder, task, form):
+    """GTPO, Clip-Cov, entropies wherever they go and dynamic allocation, in packed micro-batches, under ZeRO-3."""
+    return trainer.train(
+        folder,
         task,
         actor__policy_loss_type="clip_cov",
         actor__clip_cov__low=0.1,
         actor__clip_cov__ratio=0.1,
+        actor__entropy_coef=0.01,
+        actor__token_stats=form,
         algo__gtpo__enable=True,
         algo__entropy_advantage__enable=True,
+        algo__entropy_reward__coef=0.01,
         algo__advantage__estimator="reward_budget",
         algo__allocation__strategy="dynamic",
+        logger__policy=True,
+        logger__sharpness_steps=2,
+        ds__zero_stage=3,
         actor__num_gpus_per_node=2,
         train__dynamic_batch_enable=True,
         train__max_tokens_per_gpu=128,
         rollout__max_tokens_per_gpu=128,
         **SHORT,
     )
-    assert_sound(run, ["clip_cov_detached", "gtpo_conflict"])
-    assert all(metrics["methods/entropy_advantage"] > 0 for metrics in run.steps.values())
+
+
+def test_two_ranks_under_zero3_learn_the_same_from_logits_and_inside_the_output_layer(task, tmp_path):
+    runs = [two_ranks(tmp_path / form, task, form) for form in ("logits", "hidden")]
+    for run in runs:
+        assert_sound(run, ["clip_cov_detached", "gtpo_conflict"])
+        for step, metrics in run.steps.items():
+            assert metrics["methods/entropy_advantage"] > 0
+            assert 0 < metrics["policy/entropy"] == pytest.approx(metrics["entropy"], abs=0.1)
+            assert 0 < metrics["policy/aligned"] < 1 and 0 < metrics["policy/uncertainty"] < 1
+            assert ("policy/effective_sharpness" in metrics) == (step == 2)
+    first, second = (run.steps[1] for run in runs)
+    assert first.keys() == second.keys()
+    for name, value in first.items():  # the samples of the first step are the same
+        assert second[name] == pytest.approx(value, rel=0.02, abs=2e-3), name

@@ -38,8 +38,8 @@ def sharpness(advantages: ArrayLike, correct: ArrayLike, groups: ArrayLike, beta
     """
     if not beta >= 0:
         raise ValueError(f"beta {beta}: must be 0 or more")
-    gaps = _gaps(np.asarray(advantages, float), correct, groups)
-    return gaps / beta if beta else gaps
+    found = gaps(advantages, correct, groups)
+    return found / beta if beta else found
 
 
 def effective_sharpness(
@@ -63,17 +63,27 @@ def effective_sharpness(
     change = np.where(inside, np.subtract(new, old, where=inside, out=np.zeros(inside.shape)), 0.0)
     lengths = inside.sum(-1)
     averages = change.sum(-1) / np.maximum(lengths, 1)
-    return _gaps(averages, correct, groups, lengths > 0)
+    return gaps(averages, correct, groups, lengths > 0)
 
 
-def _gaps(values: Floats, correct: ArrayLike, groups: ArrayLike, valid: ArrayLike = True) -> Floats:
-    """Mean over the right samples minus mean over the wrong ones, which is the mean over all pairs; by group."""
+def gaps(values: ArrayLike, correct: ArrayLike, groups: ArrayLike, valid: ArrayLike = True) -> Floats:
+    """Mean over the right samples minus mean over the wrong ones, which is the mean over all pairs; by group.
+
+    Args:
+        values: of samples, shape (S,).
+        correct: bool, shape (S,).
+        groups: ids, shape (S,), in any order.
+        valid: bool, shape (S,) or one for all; other samples are in no pair.
+
+    Returns:
+        In the order of the sorted ids; NaN for a group that lacks one of them.
+    """
     ids, group = np.unique(np.asarray(groups), return_inverse=True)
-    right = np.asarray(correct, bool)
+    given, right = np.asarray(values, float), np.asarray(correct, bool)
     means = []
     for chosen in (right & valid, ~right & valid):
         count = np.bincount(group[chosen], minlength=len(ids))
-        total = np.bincount(group[chosen], values[chosen], minlength=len(ids))
+        total = np.bincount(group[chosen], given[chosen], minlength=len(ids))
         means.append(np.divide(total, count, where=count > 0, out=np.full(len(ids), np.nan)))
     return np.asarray(means[0] - means[1])
 

@@ -46,6 +46,27 @@ class EntropyBonus:
         return found
 
 
+@settings("algo.entropy_reward")
+class EntropyReward:
+    """A reward for the entropy of the policy that sampled."""
+
+    coef: float = flag(0.0, "add so many times the mean entropy of its response, in nats, to a sample's reward")
+    steps: int | None = flag(None, "the entropy reward is there in the first so many training steps; default: in all")
+
+    def problems(self, flags: dict[str, Any]) -> list[str]:
+        found = _steps_problems("algo.entropy_reward.steps", self.steps)
+        if not self.coef >= 0:
+            found.append(f"--algo.entropy_reward.coef {self.coef}: must be 0 or more; the paper's is 0.01")
+        if self.steps is not None and not self.coef:
+            found.append(
+                "--algo.entropy_reward.steps: there is no entropy reward; set --algo.entropy_reward.coef, the paper's "
+                "is 0.01"
+            )
+        if self.coef and flags["algo.advantage.estimator"] == "w_reinforce":
+            found.append("--algo.entropy_reward.coef: w_reinforce goes by verdicts, not rewards; choose one of the two")
+        return found
+
+
 def _steps_problems(name: str, steps: int | None) -> list[str]:
     return [f"--{name} {steps}: must be 1 or more"] if steps is not None and steps < 1 else []
 
@@ -71,25 +92,20 @@ def scheduled(coef: float, steps: int | None, step: int) -> float:
     return coef if steps is None or step <= steps else 0.0
 
 
-def entropy_reward(
-    rewards: torch.Tensor, entropy: torch.Tensor, mask: torch.Tensor, coef: float = 0.01
-) -> torch.Tensor:
-    """R + coef·(mean H of the response) (arXiv:2611.05942).
+def mean_entropy(entropy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean H of each response, of which the reward is R + coef·(mean H) (arXiv:2611.05942).
 
     With reward budgeting this belongs to the shaped rewards, like a length penalty: budgets come from verified ones.
 
     Args:
-        rewards: shape (S,).
         entropy: in nats, of the policy that sampled, shape (S, T).
-        mask: response tokens, bool or number, shape (S, T). A sample without any keeps its reward.
-        coef: reward for each nat.
+        mask: response tokens, bool or number, shape (S, T).
 
     Returns:
-        Shape (S,), the dtype of ``rewards``.
+        In nats, shape (S,), detached; 0 for a sample without a token.
     """
     present = mask != 0
-    mean = torch.where(present, entropy, 0.0).sum(-1) / present.sum(-1).clamp(min=1)
-    return rewards + coef * mean.detach().to(rewards.dtype)
+    return torch.where(present, entropy.detach(), 0.0).sum(-1) / present.sum(-1).clamp(min=1)
 
 
 def entropy_advantage(batch: MicroBatch, settings: EntropyAdvantage) -> torch.Tensor:

@@ -11,6 +11,8 @@ from openrlhf.models.utils import compute_reward
 from openrlhf.rlvr.advantages import ESTIMATORS, GroupAdvantage, differing, group_advantages, per_group
 from openrlhf.rlvr.allocation import Allocation
 from openrlhf.rlvr.batching import micro_batches, with_fillers
+from openrlhf.rlvr.diagnostics import sharpness
+from openrlhf.rlvr.entropy import EntropyReward, scheduled
 from openrlhf.rlvr.gtpo import Gtpo, conflict_weights
 from openrlhf.rlvr.ragged import is_ragged
 from openrlhf.rlvr.records import JsonLines, histogram
@@ -66,6 +68,7 @@ class RaggedExperienceMaker(RemoteExperienceMaker):
         self._bounds = Allocation.of(self.args).bounds(self.args.rollout.n_samples_per_prompt)  # type: ignore[attr-defined]
         self._records = JsonLines(self.args, "updates.jsonl")
         self._batch: Batch
+        self.step = 1
         self._compared = {name: getattr(self._options, name) for name in ("penalties", "ddof", "group_weight")}
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
@@ -122,8 +125,15 @@ class RaggedExperienceMaker(RemoteExperienceMaker):
         lengths = torch.cat([experience.action_mask.sum(-1) for experience in experiences])[order].long()
         verified = ordered("rewards").clone()
         apply_length_penalties(experiences, self.args)
+        if coef := self._entropy_coef():
+            for experience in experiences:
+                experience.rewards = experience.rewards + coef * experience.info["entropy"].to(experience.rewards)
         batch = Batch(samples, groups, lengths, verified, ordered("rewards"), torch.empty(0))
         return replace(batch, values=self._values(batch))
+
+    def _entropy_coef(self) -> float:
+        reward: EntropyReward = EntropyReward.of(self.args)  # type: ignore[attr-defined]
+        return scheduled(reward.coef, reward.steps, self.step)
 
     def _values(self, batch: Batch) -> torch.Tensor:
         if self.advantage_estimator in ESTIMATORS:
@@ -192,12 +202,27 @@ class RaggedExperienceMaker(RemoteExperienceMaker):
             "groups/effective_samples": float(informative.sum()),
             "groups/zero_variance": uniform / len(groups),
             "groups/new_prompts": new / len(groups),
+            **self._sharpness(batch),
             "groups/count_mean": counts.mean().item(),
             "groups/count_std": counts.std(correction=0).item(),
             "groups/count_min": counts.min().item(),
             "groups/count_max": counts.max().item(),
             **histogram(counts.tolist(), *self._bounds),
         }
+
+    def _sharpness(self, batch: Batch) -> dict[str, float]:
+        """Mean κ of the groups with a right and a wrong sample, or without a KL penalty the gap A⁺ − A⁻."""
+        verdicts = [None if one is None else one.correct for one in batch.samples]
+        known = torch.tensor([verdict is not None for verdict in verdicts]) & batch.valid
+        if not known.any():
+            return {}
+        correct = torch.tensor([bool(verdict) for verdict in verdicts])
+        values = batch.values.nan_to_num().double()
+        beta = self.kl_ctl.value
+        found = sharpness(values[known], correct[known], batch.groups[known], beta)
+        both = found[found == found]
+        name = "groups/sharpness" if beta else "groups/advantage_gap"
+        return {name: float(both.mean())} if len(both) else {}
 
 
 def _weigh_conflicts(experiences: Sequence[Experience], batch: Batch, places: torch.Tensor) -> None:
@@ -267,6 +292,12 @@ def _means(experiences: Sequence[Experience], left_out: set[str]) -> dict[str, f
     columns = [{**one.info, **{name: getattr(one, name) for name in PER_SAMPLE}} for one in experiences]
     names = set(columns[0]) - left_out
     return {name: torch.cat([column[name].float() for column in columns]).mean().item() for name in names}
+
+
+def at_step(maker: Any, step: int) -> Any:
+    """A maker that knows of which training step its next experience is, from 1."""
+    maker.step = step
+    return maker
 
 
 def experience_maker(*args: Any) -> RemoteExperienceMaker:

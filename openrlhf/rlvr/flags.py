@@ -27,7 +27,7 @@ Check = Callable[[dict[str, Any]], list[str]]
 DECLARING = (
     *("advantages", "allocation", "prompts", "ragged", "records", "w_reinforce"),
     *("policy_losses", "acpo", "sapo", "score", "covariance", "fork_tokens", "gtpo", "modulation", "entropy"),
-    *("evaluation", "metrics"),
+    *("statistics", "policy_metrics", "evaluation", "metrics"),
 )
 
 _GROUPS: dict[type, str] = {}

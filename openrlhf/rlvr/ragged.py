@@ -5,6 +5,7 @@ from typing import Any
 
 from openrlhf.rlvr.advantages import GroupAdvantage
 from openrlhf.rlvr.allocation import Allocation
+from openrlhf.rlvr.entropy import EntropyReward
 from openrlhf.rlvr.flags import start_up_check
 from openrlhf.rlvr.fork_tokens import ForkTokens
 from openrlhf.rlvr.gtpo import Gtpo
@@ -20,6 +21,7 @@ def is_ragged(args: Any) -> bool:
         or GroupAdvantage.of(args) != GroupAdvantage()  # type: ignore[attr-defined]
         or Gtpo.of(args).enable  # type: ignore[attr-defined]
         or ForkTokens.of(args).enable  # type: ignore[attr-defined]
+        or EntropyReward.of(args).coef > 0  # type: ignore[attr-defined]
         or LOSSES[args.actor.policy_loss_type].select is not None
     )
 

@@ -6,7 +6,6 @@ backward.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,12 +13,13 @@ import torch.distributed as dist
 
 from openrlhf.repeat.seeds import derive
 from openrlhf.rlvr.aggregation import aggregate
-from openrlhf.rlvr.entropy import EntropyBonus, scheduled
+from openrlhf.rlvr.entropy import EntropyBonus, EntropyReward, scheduled
 from openrlhf.rlvr.micro_batch import MicroBatch
 from openrlhf.rlvr.objective import Objective, Summary
 from openrlhf.rlvr.policy_losses import UPSTREAMS, aggregation
+from openrlhf.rlvr.policy_metrics import PolicyMetrics, certainty, effective_sharpness
 from openrlhf.rlvr.samples import Sample
-from openrlhf.rlvr.token_stats import from_logits
+from openrlhf.rlvr.statistics import Statistics
 from openrlhf.rlvr.token_sums import Wanted
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
@@ -38,6 +38,9 @@ def is_ours(args: Any) -> bool:
         args.actor.policy_loss_type not in UPSTREAMS
         or args.actor.loss_agg_mode == "seq-mean-token-sum-norm"
         or any(method.enable for method in methods)
+        or args.actor.token_stats is not None
+        or EntropyReward.of(args).coef > 0  # type: ignore[attr-defined]
+        or PolicyMetrics.of(args) != PolicyMetrics()  # type: ignore[attr-defined]
     )
 
 
@@ -53,18 +56,21 @@ class MethodLoss:
         self.objective = Objective.of(args)
         self.mode, self.max_length = aggregation(args)
         self.seed: int = args.train.seed
+        self.told: PolicyMetrics = PolicyMetrics.of(args)  # type: ignore[attr-defined]
+        self.entropy_coef: float | None = args.actor.entropy_coef
         self.summary: Summary | None = None
         self.metrics: dict[str, torch.Tensor] = {}
 
     @property
     def wanted(self) -> Wanted:
         """Statistics of tokens that the methods read."""
-        needs = self.objective.needs
+        needs, told, bonus = self.objective.needs, self.told.policy, self.entropy_coef
         unrouted = getattr(self.objective.options, "variant", None) == "unrouted"
         return Wanted(
-            entropy="entropy" in needs,
-            mode=bool({"is_mode", "mode_log_prob"} & needs),
+            entropy="entropy" in needs or told or bonus is not None,
+            mode=bool({"is_mode", "mode_log_prob"} & needs) or told,
             square_term="square_term" in needs,
+            entropy_gradient=bool(bonus),
             mode_gradient=unrouted,
         )
 
@@ -111,13 +117,14 @@ class MethodLoss:
             dp_size=dp_size,
             max_length=self.max_length,
         )
-        for name, (total, count) in terms.metrics.items():
+        told = {f"methods/{name}": metric for name, metric in terms.metrics.items()}
+        for name, (total, count) in (told | (certainty(batch) if self.told.policy else {})).items():
             pair = torch.stack([total.double(), count.double()])
             self.metrics[name] = self.metrics.get(name, torch.zeros_like(pair)) + pair
         kl = batch.average(-batch.raw_log_ratio)
-        told = {name: _mean(pair) for name, pair in terms.metrics.items()}
-        clipped = told.get("ppo_clip_ratio", torch.zeros_like(kl[0]))
-        return loss, clipped, _mean(kl), told.get("vllm_kl"), told.get("is_filter_ratio")
+        means = {name: _mean(pair) for name, pair in terms.metrics.items()}
+        clipped = means.get("ppo_clip_ratio", torch.zeros_like(kl[0]))
+        return loss, clipped, _mean(kl), means.get("vllm_kl"), means.get("is_filter_ratio")
 
 
 def _mean(pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -135,45 +142,16 @@ def policy_loss(trainer: Any, upstream: Callable[..., Any], **options: Any) -> A
     if not is_ours(trainer.args):
         return upstream(**options)
     loss = MethodLoss(trainer.args)
-    trainer.actor.statistics_wanted = loss.wanted
+    watched(trainer.actor, trainer.args, loss.wanted)
     return loss
 
 
-def log_probs_of(
-    actor: Any, output: Any, tokens: torch.Tensor, action_mask: torch.Tensor | None, upstream: Callable[..., Any]
-) -> torch.Tensor:
-    """Log-probabilities of tokens by upstream's function, or with the statistics that the run's methods want.
-
-    Args:
-        actor: upstream's actor; without ``statistics_wanted`` it is not one that our methods train.
-        output: of the model; its logits are scaled by the temperature, and nobody reads them afterwards.
-        tokens: the token that follows each position, shape (B, T).
-        action_mask: of responses, shape (B, A); without packing, only their positions are computed.
-    """
-    wanted = getattr(actor, "statistics_wanted", None)
-    if wanted is None:
-        return upstream(output["logits"], tokens)
-    # Upstream's entropy loss needs the logits for a backward of its own.
-    learning = actor.training and torch.is_grad_enabled() and not hasattr(output, "entropy")
-    mask = None
-    if action_mask is not None and action_mask.shape[0] == tokens.shape[0]:
-        mask = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
-        mask[:, -action_mask.shape[1] - 1 : -1] = action_mask.bool()
-    chosen = wanted if actor.training else Wanted()
-    output.vocabulary = output["logits"].shape[-1]
-    output.statistics = from_logits(output["logits"], tokens, wanted=chosen, mask=mask, overwrite=learning)
-    return output.statistics.log_probs
-
-
-def padded(gather: Callable[..., torch.Tensor], output: Any, log_probs: torch.Tensor, *layout: Any) -> torch.Tensor:
-    """Packed log-probabilities back in rows, and the other statistics with them."""
-    if stats := getattr(output, "statistics", None):
-        values = {
-            name: gather(value, *layout) for name, value in vars(stats).items() if isinstance(value, torch.Tensor)
-        }
-        output.statistics = replace(stats, **values)
-        return values["log_probs"]
-    return gather(log_probs, *layout)
+def watched(actor: Any, args: Any, learning: Wanted | None = None) -> Any:
+    """An actor, told to compute the statistics of tokens that a run wants; upstream's own where it wants none."""
+    if is_ours(args):
+        sampling = Wanted(entropy=EntropyReward.of(args).coef > 0 and learning is not None)  # type: ignore[attr-defined]
+        actor.token_statistics = Statistics.of(args, actor.model, learning or Wanted(), sampling)
+    return actor
 
 
 def update_loss(
@@ -241,22 +219,31 @@ def _ranks(trainer: Any) -> Any:
 def with_metrics(trainer: Any, status: dict[str, float]) -> dict[str, float]:
     """The status of an update and what its methods did, in means over all ranks and micro-batches."""
     loss = trainer.actor_loss_fn
-    if not isinstance(loss, MethodLoss) or not loss.metrics:
+    if not isinstance(loss, MethodLoss):
+        return status
+    every = loss.told.sharpness_steps
+    if every and _steps_done(trainer) % every == 0:
+        status = status | effective_sharpness(trainer, _ranks(trainer))
+    if not loss.metrics:
         return status
     names = sorted(loss.metrics)
     pairs = torch.stack([loss.metrics[name] for name in names])
     if group := _ranks(trainer):
         dist.all_reduce(pairs, group=group)
     loss.metrics = {}
-    return status | {
-        f"methods/{name}": total / max(count, 1) for name, (total, count) in zip(names, pairs.tolist(), strict=True)
-    }
+    return status | {name: total / max(count, 1) for name, (total, count) in zip(names, pairs.tolist(), strict=True)}
 
 
 def entropy_coef(trainer: Any) -> float:
     """Coefficient of upstream's entropy loss at this training step."""
+    steps = EntropyBonus.of(trainer.args).entropy_steps  # type: ignore[attr-defined]
+    return scheduled(trainer.args.actor.entropy_coef, steps, _steps_done(trainer) + 1)
+
+
+def _steps_done(trainer: Any) -> int:
+    """Training steps of the run, by its optimizer steps, of which a short batch at an episode's end has fewer."""
     args = trainer.args
     samples = args.rollout.batch_size * args.rollout.n_samples_per_prompt
     updates = max(1, samples // args.train.batch_size * args.train.max_epochs)
-    step = trainer.actor.model.global_steps // updates + 1
-    return scheduled(args.actor.entropy_coef, EntropyBonus.of(args).entropy_steps, step)  # type: ignore[attr-defined]
+    done: int = trainer.actor.model.global_steps // updates
+    return done
