@@ -10,9 +10,9 @@ from typing import Any
 from slurm.config import Config, shown
 from slurm.draws import generated_by_step
 from slurm.inputs import CODE, DATA, MODELS
-from slurm.metrics import accuracy, last_of_each_step, read_records
+from slurm.metrics import last_of_each_step, read_records
 from slurm.problems import UserError
-from slurm.report import validation_rows
+from slurm.report import accuracies, validation_rows
 from slurm.run_folder import RunFolder, open_run, read_json
 from slurm.schema import RUN_NAME
 
@@ -83,9 +83,8 @@ def read_run(path: Path) -> Run:
     records = last_of_each_step(read_records(folder.metrics))
     trained = {record.step: record.metrics for record in records if record.kind == "train"}
     rows = validation_rows(folder)
-    found = {record.step: accuracy(record.metrics, rows) for record in records if record.kind == "eval"}
-    accuracies = {step: value for step, value in found.items() if value is not None}
-    if not accuracies:
+    found = accuracies([record for record in records if record.kind == "eval"], rows)
+    if not found:
         raise UserError("was not evaluated: eval.at_start and eval.at_end, or eval.steps, do that")
     if any("rollout/num_samples" not in metrics for metrics in trained.values()):
         raise UserError("has steps without rollout/num_samples: the samples that it used are not known")
@@ -102,7 +101,7 @@ def read_run(path: Path) -> Run:
         contents=_contents(folder),
         learnt=learnt,
         generated=generated,
-        accuracies=accuracies,
+        accuracies=found,
         effective={
             step: metrics["groups/effective_samples"] / count
             for (step, metrics), count in zip(trained.items(), counts, strict=True)

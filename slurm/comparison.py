@@ -63,12 +63,15 @@ def _seeds(seeds: list[int]) -> str:
 
 
 def _table(summary: Mapping[str, Any]) -> Iterator[str]:
-    yield "| group | seeds | samples | accuracy before | after | gain, points | area |"
-    yield "|---|---|--:|--:|--:|--:|--:|"
+    converged = any(row["convergence"] for row in summary["groups"].values())
+    heads = ["group", "seeds", "samples", "accuracy before", "after", "gain, points", "area"]
+    yield f"| {' | '.join(heads + ['converged at step'] * converged)} |"
+    yield "|---|---|" + "--:|" * (5 + converged)
     for name, row in summary["groups"].items():
         shares = [_share(row[key], len(row["seeds"])) for key in ("before", "after")]
         cells = [name, _seeds(row["seeds"]), f"{row['samples']['mean']:.0f}", *shares]
-        yield f"| {' | '.join((*cells, _points(row['gain_points']), _share(row['area'], len(row['seeds']))))} |"
+        cells += [_points(row["gain_points"]), _share(row["area"], len(row["seeds"]))]
+        yield f"| {' | '.join(cells + [_steps(row['convergence'])] * converged)} |"
     yield ""
     told = f"Samples: {BASIS[summary['samples_are']]}, up to the last evaluation. ± is the standard error over seeds."
     if summary["range"]:
@@ -101,6 +104,15 @@ def _points(value: Mapping[str, Any]) -> str:
     if value["mean"] is None:
         return ""
     return f"{value['mean']:+.1f}" + ("" if value["error"] is None else f" ± {value['error']:.1f}")
+
+
+def _steps(value: Mapping[str, Any] | None) -> str:
+    """Mean step and error of the runs that converged, and how many of how many did."""
+    if value is None:
+        return ""
+    error = "" if value["error"] is None else f" ± {value['error']:.0f}"
+    mean = "" if value["mean"] is None else f"{value['mean']:.0f}{error} "
+    return f"{mean}({value['runs']} of {value['of']})"
 
 
 def _paired(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from slurm.compared_runs import Run, differing, samples_at
 from slurm.config import shown
+from slurm.report import convergence
 
 MEASURED = (
     "eval.dataset (contents)",
@@ -112,6 +113,7 @@ def _told(
         "after": after,
         "gain_points": None if before is None else 100 * (after - before),
         "area": mean_over_samples(curve, *common),
+        "convergence": convergence(run.accuracies),
         "at": [accuracy_at(curve, count) for count in counts],
         "curve": [[step, samples, value] for step, (samples, value) in zip(steps, curve, strict=True)],
         "effective": [[step, _samples(run, generated, step), share] for step, share in run.effective.items()],
@@ -130,11 +132,18 @@ def _group(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "seeds": [one["seed"] for one in told],
         **{name: statistic([one[name] for one in told]) for name in names},
+        "convergence": _converged([one["convergence"] for one in told]),
         "at": [statistic(values) for values in zip(*(one["at"] for one in told), strict=True)],
         "band": "standard error" if len(told) >= FEWEST else "range" if len(told) > 1 else None,
         "curve": _mean_curve([one["curve"] for one in told]),
         "effective": _mean_curve([one["effective"] for one in told if one["effective"]]),
     }
+
+
+def _converged(told: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Steps of those runs that converged, and `of` how many that were evaluated often enough; None if none was."""
+    known = [one["step"] for one in told if one]
+    return statistic(known) | {"of": len(known)} if known else None
 
 
 def _mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[dict[str, float]]:

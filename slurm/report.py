@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from openrlhf.rlvr.diagnostics import DEGREE, convergence_step
 from slurm.groups import Updates, budget, read_updates
 from slurm.metrics import Record, accuracy, accuracy_by_source, last_of_each_step, read_records
 from slurm.progress import duration
@@ -19,6 +20,20 @@ PHASES = {
     "timing/evaluation": "evaluation",
 }
 """Timed parts of a training step or an evaluation, and the phase that each is."""
+
+SHARPNESS = {
+    "groups/sharpness": "κ, (A⁺ − A⁻)/β of a group",
+    "groups/advantage_gap": "A⁺ − A⁻ of a group",
+    "policy/effective_sharpness": "κ_eff, what an update adds to log π(a⁺) − log π(a⁻)",
+}
+"""Metrics of how far right and wrong samples are parted, told as means over the steps that have them."""
+
+POLICY = {
+    "policy/entropy": "entropy, nats",
+    "policy/aligned": "tokens that are the mode",
+    "policy/uncertainty": "1 − probability of the mode",
+}
+"""Metrics of the policy at its tokens, told of the first and the last step."""
 
 ORDER = ("start-up", *PHASES.values(), "other")
 
@@ -40,6 +55,7 @@ def summarize(run: RunFolder, records: Sequence[Record], updates: Updates) -> di
     attempts = [attempt.record for attempt in run.attempts]
     kept = last_of_each_step(records)
     steps = [record for record in kept if record.kind == "train"]
+    evaluations = [record for record in kept if record.kind == "eval"]
     speeds = [record.tokens_per_second for record in steps]
     phases = time_by_phase(attempts, records)
     return {
@@ -47,7 +63,10 @@ def summarize(run: RunFolder, records: Sequence[Record], updates: Updates) -> di
         "outcome": attempts[-1].get("outcome", "not ended") if attempts else "not started",
         "attempts": len(attempts),
         "steps": steps[-1].step if steps else 0,
-        "accuracy": _accuracies([record for record in kept if record.kind == "eval"], validation_rows(run)),
+        "accuracy": _accuracies(evaluations, validation_rows(run)),
+        "convergence": convergence(accuracies(evaluations, validation_rows(run))),
+        "sharpness": _means(steps, SHARPNESS),
+        "policy": _ends(steps, POLICY),
         "budget": budget(updates),
         "seconds": sum(end - start for _, start, end in spans(attempts, records)),
         "seconds_by_phase": phases,
@@ -64,6 +83,31 @@ def validation_rows(run: RunFolder) -> dict[str, int]:
     for facts in provenance.get("data", {}).get("eval.dataset", []):
         rows.update(facts["by_source"])
     return dict(rows)
+
+
+def accuracies(evaluations: Sequence[Record], rows: Mapping[str, int]) -> dict[int, float]:
+    """Accuracy over all prompts, 0 to 1, by step, of the evaluations that tell it."""
+    found = {record.step: accuracy(record.metrics, rows) for record in evaluations}
+    return {step: value for step, value in found.items() if value is not None}
+
+
+def convergence(by_step: Mapping[int, float]) -> dict[str, float | None] | None:
+    """The step from which accuracy no longer changes much, None if it does to the end; no answer of few evaluations."""
+    if len(by_step) <= DEGREE:
+        return None
+    return {"step": convergence_step(list(by_step), list(by_step.values()))}
+
+
+def _means(steps: Sequence[Record], names: Mapping[str, str]) -> dict[str, float]:
+    """Means of some metrics over the steps that have them."""
+    found = {name: [step.metrics[name] for step in steps if name in step.metrics] for name in names}
+    return {name: statistics.fmean(values) for name, values in found.items() if values}
+
+
+def _ends(steps: Sequence[Record], names: Mapping[str, str]) -> dict[str, list[float]]:
+    """First and last value of some metrics."""
+    found = {name: [step.metrics[name] for step in steps if name in step.metrics] for name in names}
+    return {name: [values[0], values[-1]] for name, values in found.items() if values}
 
 
 def _accuracies(evaluations: Sequence[Record], rows: Mapping[str, int]) -> dict[str, Any]:
@@ -135,6 +179,13 @@ def as_markdown(summary: Mapping[str, Any]) -> str:
     lines = [f"# {summary['outcome'].capitalize()} after {summary['steps']} steps", ""]
     if summary["accuracy"].get("by_source"):
         lines += [*_accuracy_table(summary["accuracy"]), ""]
+    if converged := summary["convergence"]:
+        step = converged["step"]
+        lines += ["Accuracy had not converged." if step is None else f"Accuracy converged at step {step:.0f}.", ""]
+    if summary["policy"]:
+        lines += [*_policy_table(summary["policy"]), ""]
+    lines += [f"- {SHARPNESS[name]}: {value:.4g} (mean over steps)" for name, value in summary["sharpness"].items()]
+    lines += [""] * bool(summary["sharpness"])
     if summary["budget"]:
         lines += [*_budget_table(summary["budget"]), ""]
     if summary["seconds"]:
@@ -166,6 +217,13 @@ def _accuracy_table(accuracies: Mapping[str, Any]) -> Iterator[str]:
                 f"{100 * (row['after'] - before):+.1f}" if known else "",
             ]
         yield f"| {name} | {row['prompts'] or ''} | {' | '.join(cells)} |"
+
+
+def _policy_table(ends: Mapping[str, Sequence[float]]) -> Iterator[str]:
+    yield "| policy, at the tokens that it sampled | first step | last step |"
+    yield "|---|--:|--:|"
+    for name, (first, last) in ends.items():
+        yield f"| {POLICY[name]} | {first:.4f} | {last:.4f} |"
 
 
 def _budget_table(spent: Mapping[str, Any]) -> Iterator[str]:

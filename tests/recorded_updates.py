@@ -4,7 +4,7 @@
 
 RECIPES is JSON: a recipe's path and overrides, by name. Samples are drawn once, from the tiny model by its own
 generation; then every configuration makes its experience of them and takes its optimizer steps, from the same weights.
-OUTPUT gets, by name, the metrics of the update, the hash of the weights after it and its seconds.
+OUTPUT gets, by name, the metrics of the update and the hash of the weights after it.
 """
 
 import copy
@@ -101,8 +101,8 @@ class Here:
         return [ray.put([getattr(self.actor, method_name)(**call) for call in calls])]
 
 
-def update(path: str, overrides: list[str], samples: list[Experience]) -> dict[str, Any]:
-    """One training step's updates by a recipe, through upstream's actor, its trainer and our experience."""
+def prepared(path: str, overrides: list[str]) -> tuple[Any, Any, float]:
+    """Upstream's actor with its trainer, a maker of its experience, and the KL coefficient, by a recipe."""
     config = absolute(read_config(Path(path), overrides))
     values = {name: flag.default for name, flag in trainer_flags().items()}
     own = {name: one.value for name, one in config.settings.items() if not name.startswith("launch.")}
@@ -114,31 +114,41 @@ def update(path: str, overrides: list[str], samples: list[Experience]) -> dict[s
     actor = PolicyModelActor.__ray_metadata__.modified_class(1, 0, "127.0.0.1", None)
     strategy = get_strategy(args)
     actor.init_model_from_pretrained(strategy, args.actor.model_name_or_path, 100)
-    group, kl = Here(actor), SimpleNamespace(value=args.algo.kl.init_coef)
+    kl = args.algo.kl.init_coef
+    group = Here(actor)
     # At its first step the reference is what the actor is.
-    reference = group if args.algo.kl.init_coef > 0 else None
-    maker = experience_maker(group, None, None, reference, kl, strategy, actor.tokenizer)
-    for experience in maker.make_experience_batch(samples):
+    reference = group if kl > 0 else None
+    maker = experience_maker(group, None, None, reference, SimpleNamespace(value=kl), strategy, actor.tokenizer)
+    return actor, maker, kl
+
+
+def learn(actor: Any, maker: Any, kl: float, samples: list[Experience]) -> tuple[dict[str, float], float]:
+    """A training step's updates: their metrics, and the seconds that they took without the experience."""
+    for experience in maker.make_experience_batch(copy.deepcopy(samples)):
         actor.append(experience)
-    started = time.monotonic()
-    status = actor.fit(kl.value)
-    seconds = time.monotonic() - started
+    started = time.perf_counter()
+    status = actor.fit(kl)
+    return status | maker._metrics(maker._batch), time.perf_counter() - started
+
+
+def weights(actor: Any) -> str:
+    """Hash of an actor's weights in full precision."""
     digest = hashlib.sha256()
     for parameter in actor.actor.model.module.parameters():
         digest.update(safe_get_full_fp32_param(parameter).numpy().tobytes())
-    told = maker._metrics(maker._batch)
-    return {"metrics": status | told, "weights": digest.hexdigest(), "seconds": seconds}
+    return digest.hexdigest()
 
 
 def main(recipes: str, output: str) -> None:
-    wanted = json.loads(Path(recipes).read_text())
     task = ROOT / "build" / "tiny"
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     samples = record(str(task / "model"), str(task / "train.jsonl"), 16)
     found = {}
-    for name, (path, overrides) in wanted.items():
-        found[name] = update(path, overrides, copy.deepcopy(samples))
-        Path(output).write_text(json.dumps(found))
+    for name, (path, overrides) in json.loads(Path(recipes).read_text()).items():
+        actor, maker, kl = prepared(path, overrides)
+        metrics, _ = learn(actor, maker, kl, samples)
+        found[name] = {"metrics": metrics, "weights": weights(actor)}
+    Path(output).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

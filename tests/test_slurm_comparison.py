@@ -73,6 +73,24 @@ def test_means_and_standard_errors_are_those_of_the_seeds(tmp_path: Path) -> Non
     assert [one["effective"] for one in summary["runs"]] == [[[1, 100, 0.5], [2, 200, 0.5], [3, 300, 0.5]]] * 3
 
 
+def test_convergence_is_told_of_the_seeds_that_converged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = range(0, 501, 50)
+    rising = {step: 0.2 + 0.001 * step for step in steps}
+    settling = {step: 0.2 + 0.4 * (1 - math.exp(-step / 50)) for step in steps}
+    runs = [
+        make_run(tmp_path, "a", 1, settling),
+        make_run(tmp_path, "a", 2, rising),
+        make_run(tmp_path, "a", 3, {1: 1}),
+    ]
+    summary = compared(*runs)
+    found = summary["runs"][0]["convergence"]["step"]
+    assert 100 < found < 250
+    assert summary["groups"]["a"]["convergence"] == {"mean": found, "error": None, "runs": 1, "of": 2}
+    assert main(["report", *(str(run.root) for run in runs)]) == 0
+    told = capsys.readouterr().out
+    assert "| converged at step |" in told and f"| {found:.0f} (1 of 2) |" in told
+
+
 def test_the_area_is_of_trapezoids_and_lines_join_evaluations() -> None:
     curve = [(0.0, 0.1), (100.0, 0.3), (300.0, 0.5)]
     assert mean_over_samples(curve, 0, 300) == pytest.approx((100 * 0.2 + 200 * 0.4) / 300)

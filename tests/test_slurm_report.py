@@ -1,12 +1,17 @@
 """The report: what is read of a run, how its time is divided, and that a plot is drawn of whatever there is."""
 
 import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.image import imread
 
+from slurm import ROOT
 from slurm.config import Config, Setting
 from slurm.metrics import Record, accuracy, follow, last_of_each_step, parse_record, read_records
 from slurm.plot import smoothed
@@ -158,3 +163,49 @@ def test_smoothing_keeps_a_constant_and_starts_at_the_first_value() -> None:
     assert smoothed([2.0] * 5, 3) == pytest.approx([2.0] * 5)
     assert smoothed([1.0, 0.0, 0.0, 0.0], 3)[0] == 1.0
     assert smoothed([1.0, 0.0, 0.0, 0.0], 3)[-1] < 0.1
+
+
+def written(run: RunFolder, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = summarize(run, read_records(run.metrics), {})
+    return summary, as_markdown(summary)
+
+
+def test_the_convergence_step_is_told_of_enough_evaluations(run: RunFolder) -> None:
+    def rise(step: int) -> float:
+        return 0.2 + 0.4 * (1 - math.exp(-step / 50))
+
+    def rows(values: Mapping[int, float]) -> list[dict[str, Any]]:
+        return [evaluation(step, 1000.0 + step, eval_easy_pass1=value) for step, value in values.items()]
+
+    summary, text = written(run, rows({step: rise(step) for step in range(0, 501, 5)}))
+    assert summary["convergence"]["step"] == pytest.approx(152.88, abs=0.01)
+    assert "Accuracy converged at step 153." in text
+    summary, text = written(run, rows({step: 0.2 + 0.001 * step for step in range(0, 501, 5)}))
+    assert summary["convergence"] == {"step": None}
+    assert "Accuracy had not converged." in text
+    summary, text = written(run, rows(dict.fromkeys(range(5), 0.5)))
+    assert summary["convergence"] is None
+    assert "converged" not in text
+
+
+def test_sharpness_and_policy_are_told_where_steps_have_them(run: RunFolder) -> None:
+    names = {"policy/entropy": 1.0, "policy/aligned": 0.5, "policy/uncertainty": 0.25}
+    rows = [
+        train(1, 1010, **{"groups/sharpness": 10.0}, **names),
+        train(2, 1020, **{"groups/sharpness": 20.0, "policy/effective_sharpness": 0.5}),
+        train(3, 1030, **{name: value / 2 for name, value in names.items()}),
+    ]
+    summary, text = written(run, rows)
+    assert summary["sharpness"] == {"groups/sharpness": 15, "policy/effective_sharpness": 0.5}
+    assert summary["policy"]["policy/entropy"] == [1.0, 0.5]
+    assert "(A⁺ − A⁻)/β of a group: 15 (mean over steps)" in text and ": 0.5 (mean" in text
+    assert "| tokens that are the mode | 0.5000 | 0.2500 |" in text
+    summary, text = written(run, ROWS)
+    assert (summary["sharpness"], summary["policy"]) == ({}, {})
+    assert "κ" not in text and "| policy" not in text
+
+
+def test_reports_need_no_torch() -> None:
+    check = "import slurm.report, slurm.comparison_numbers, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True)
