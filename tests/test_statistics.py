@@ -98,10 +98,13 @@ def test_models_that_change_their_logits_are_not_read_inside_the_output_layer():
     assert not has_plain_output(plain)
 
 
-def test_without_a_choice_a_cpu_reads_logits():
-    plain = actor("qwen2", None).model
-    for chosen, hidden in ((None, False), ("auto", False), ("logits", False), ("hidden", True)):
+def test_without_a_choice_the_output_layer_is_read_where_that_can_be():
+    plain, capped = actor("qwen2", None).model, actor("gemma2", None).model
+    for chosen, hidden in ((None, True), ("auto", True), ("logits", False), ("hidden", True)):
         assert Statistics.of(arguments(actor__token_stats=chosen), plain, ALL, Wanted()).hidden is hidden
+    for flags in ({}, {"ds__tensor_parallel_size": 2}, {"ds__ring_attn_size": 2}, {"ds__use_liger_kernel": True}):
+        model = plain if flags else capped
+        assert not Statistics.of(arguments(actor__token_stats="auto", **flags), model, ALL, Wanted()).hidden
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from openrlhf.device import device_name
 from openrlhf.rlvr.entropy import mean_entropy
 from openrlhf.rlvr.flags import flag, settings
 from openrlhf.rlvr.token_stats import TokenStats, from_hidden, from_logits
@@ -33,7 +32,7 @@ class TokenStatistics:
     token_stats: str | None = flag(
         None,
         "log-probabilities and entropy in one pass, from the logits or from hidden states, which never holds all "
-        "logits and computes them twice; auto: from hidden states on CUDA where the model allows it, else from logits. "
+        "logits and computes them twice; auto: from hidden states where the model allows it, else from logits. "
         "Default: auto in runs with a method that upstream does not have, else upstream's own passes",
         choices=("auto", "logits", "hidden"),
     )
@@ -84,8 +83,7 @@ class Statistics:
                 f"layer gives the logits as they are (known: {', '.join(PLAIN_OUTPUT)}); give logits"
             )
         split = args.ds.tensor_parallel_size > 1 or args.ds.ring_attn_size > 1 or args.ds.use_liger_kernel
-        possible = device_name("cuda") == "cuda" and not split and has_plain_output(model)
-        return cls(chosen == "hidden" or (chosen != "logits" and possible), learning, sampling)
+        return cls(chosen != "logits" and not split and has_plain_output(model), learning, sampling)
 
 
 def has_plain_output(model: Any) -> bool:
