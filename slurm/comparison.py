@@ -9,6 +9,7 @@ from typing import Any
 from slurm.compared_runs import read_runs
 from slurm.comparison_numbers import FEWEST, compare
 from slurm.problems import UserError
+from slurm.report import EVALUATIONS
 from slurm.run_folder import new_folder, write_json
 
 BASIS = {"generated": "generated ones, those of filtered prompts included", "learnt": "those learnt from"}
@@ -77,6 +78,11 @@ def _table(summary: Mapping[str, Any]) -> Iterator[str]:
     if summary["range"]:
         low, high = summary["range"]
         told += f" Area: mean accuracy from {low:.0f} to {high:.0f} samples, which all runs have in common."
+    if converged:
+        told += (
+            f" Converged: the mean of those runs that did, and how many of those with {EVALUATIONS} evaluations or "
+            "more; the rule finds nothing in the last sixth of a run."
+        )
     yield told
 
 

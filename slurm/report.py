@@ -3,10 +3,9 @@
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from openrlhf.rlvr.diagnostics import DEGREE, convergence_step
 from slurm.groups import Updates, budget, read_updates
 from slurm.metrics import Record, accuracy, accuracy_by_source, last_of_each_step, read_records
 from slurm.progress import duration
@@ -34,6 +33,9 @@ POLICY = {
     "policy/uncertainty": "1 − probability of the mode",
 }
 """Metrics of the policy at its tokens, told of the first and the last step."""
+
+EVALUATIONS = 12
+"""Of fewer, the polynomial of the convergence rule (six coefficients) would follow the noise of each."""
 
 ORDER = ("start-up", *PHASES.values(), "other")
 
@@ -65,8 +67,8 @@ def summarize(run: RunFolder, records: Sequence[Record], updates: Updates) -> di
         "steps": steps[-1].step if steps else 0,
         "accuracy": _accuracies(evaluations, validation_rows(run)),
         "convergence": convergence(accuracies(evaluations, validation_rows(run))),
-        "sharpness": _means(steps, SHARPNESS),
-        "policy": _ends(steps, POLICY),
+        "sharpness": {name: statistics.fmean(values) for name, values in _told(steps, SHARPNESS).items()},
+        "policy": {name: [values[0], values[-1]] for name, values in _told(steps, POLICY).items()},
         "budget": budget(updates),
         "seconds": sum(end - start for _, start, end in spans(attempts, records)),
         "seconds_by_phase": phases,
@@ -93,21 +95,17 @@ def accuracies(evaluations: Sequence[Record], rows: Mapping[str, int]) -> dict[i
 
 def convergence(by_step: Mapping[int, float]) -> dict[str, float | None] | None:
     """The step from which accuracy no longer changes much, None if it does to the end; no answer of few evaluations."""
-    if len(by_step) <= DEGREE:
+    from openrlhf.rlvr.diagnostics import convergence_step  # numpy, which no other command should pay
+
+    if len(by_step) < EVALUATIONS:
         return None
     return {"step": convergence_step(list(by_step), list(by_step.values()))}
 
 
-def _means(steps: Sequence[Record], names: Mapping[str, str]) -> dict[str, float]:
-    """Means of some metrics over the steps that have them."""
+def _told(steps: Sequence[Record], names: Iterable[str]) -> dict[str, list[float]]:
+    """Some metrics of the steps that have them."""
     found = {name: [step.metrics[name] for step in steps if name in step.metrics] for name in names}
-    return {name: statistics.fmean(values) for name, values in found.items() if values}
-
-
-def _ends(steps: Sequence[Record], names: Mapping[str, str]) -> dict[str, list[float]]:
-    """First and last value of some metrics."""
-    found = {name: [step.metrics[name] for step in steps if name in step.metrics] for name in names}
-    return {name: [values[0], values[-1]] for name, values in found.items() if values}
+    return {name: values for name, values in found.items() if values}
 
 
 def _accuracies(evaluations: Sequence[Record], rows: Mapping[str, int]) -> dict[str, Any]:
@@ -220,7 +218,7 @@ def _accuracy_table(accuracies: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _policy_table(ends: Mapping[str, Sequence[float]]) -> Iterator[str]:
-    yield "| policy, at the tokens that it sampled | first step | last step |"
+    yield "| policy, at the tokens that it sampled | at first | at last |"
     yield "|---|--:|--:|"
     for name, (first, last) in ends.items():
         yield f"| {POLICY[name]} | {first:.4f} | {last:.4f} |"

@@ -74,7 +74,7 @@ def test_means_and_standard_errors_are_those_of_the_seeds(tmp_path: Path) -> Non
 
 
 def test_convergence_is_told_of_the_seeds_that_converged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    steps = range(0, 501, 50)
+    steps = range(0, 501, 25)
     rising = {step: 0.2 + 0.001 * step for step in steps}
     settling = {step: 0.2 + 0.4 * (1 - math.exp(-step / 50)) for step in steps}
     runs = [
@@ -88,7 +88,11 @@ def test_convergence_is_told_of_the_seeds_that_converged(tmp_path: Path, capsys:
     assert summary["groups"]["a"]["convergence"] == {"mean": found, "error": None, "runs": 1, "of": 2}
     assert main(["report", *(str(run.root) for run in runs)]) == 0
     told = capsys.readouterr().out
-    assert "| converged at step |" in told and f"| {found:.0f} (1 of 2) |" in told
+    assert (
+        "| converged at step |" in told
+        and f"| {found:.0f} (1 of 2) |" in told
+        and "with 12 evaluations or more" in told
+    )
 
 
 def test_the_area_is_of_trapezoids_and_lines_join_evaluations() -> None:

@@ -184,7 +184,7 @@ def test_the_convergence_step_is_told_of_enough_evaluations(run: RunFolder) -> N
     summary, text = written(run, rows({step: 0.2 + 0.001 * step for step in range(0, 501, 5)}))
     assert summary["convergence"] == {"step": None}
     assert "Accuracy had not converged." in text
-    summary, text = written(run, rows(dict.fromkeys(range(5), 0.5)))
+    summary, text = written(run, rows(dict.fromkeys(range(11), 0.5)))
     assert summary["convergence"] is None
     assert "converged" not in text
 
