@@ -30,6 +30,7 @@ def is_ragged(config: Config) -> bool:
         or config["actor.fork_tokens.enable"]
         or config["algo.gtpo.enable"]
         or config["algo.entropy_reward.coef"] > 0
+        or (config["algo.modulation.enable"] and config["algo.modulation.scope"] == "minibatch")
         or any(_is_set(config, option) for option in OPTIONS)
     )
 

@@ -15,7 +15,12 @@ from openrlhf.rlvr.entropy import (
 )
 from openrlhf.rlvr.micro_batch import MicroBatch
 
-FLAGS = {"actor.policy_loss_type": "ppo", "actor.entropy_coef": 0.01, "algo.advantage.estimator": "group_norm"}
+FLAGS = {
+    "actor.policy_loss_type": "ppo",
+    "actor.entropy_coef": 0.01,
+    "algo.advantage.estimator": "group_norm",
+    "algo.advantage.drop_zero_variance": False,
+}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +67,11 @@ def test_a_coefficient_for_the_first_500_of_1000_steps():
         (EntropyReward(coef=-0.1), {}, ["--algo.entropy_reward.coef -0.1"]),
         (EntropyReward(steps=500), {}, ["--algo.entropy_reward.steps", "--algo.entropy_reward.coef"]),
         (EntropyReward(coef=0.01, steps=0), {}, ["--algo.entropy_reward.steps 0"]),
+        (
+            EntropyReward(coef=0.01),
+            {"algo.advantage.drop_zero_variance": True},
+            ["--algo.entropy_reward.coef", "--algo.advantage.drop_zero_variance"],
+        ),
         (
             EntropyReward(coef=0.01),
             {"algo.advantage.estimator": "w_reinforce"},

@@ -62,6 +62,11 @@ class EntropyReward:
                 "--algo.entropy_reward.steps: there is no entropy reward; set --algo.entropy_reward.coef, the paper's "
                 "is 0.01"
             )
+        if self.coef and flags["algo.advantage.drop_zero_variance"]:
+            found.append(
+                "--algo.entropy_reward.coef: makes the rewards of every group differ, and "
+                "--algo.advantage.drop_zero_variance would drop nothing; leave one of them out"
+            )
         if self.coef and flags["algo.advantage.estimator"] == "w_reinforce":
             found.append("--algo.entropy_reward.coef: w_reinforce goes by verdicts, not rewards; choose one of the two")
         return found

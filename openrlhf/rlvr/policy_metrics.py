@@ -16,7 +16,11 @@ from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 class PolicyMetrics:
     """Which metrics of the policy are taken."""
 
-    policy: bool = flag(False, "metrics policy/entropy, policy/aligned and policy/uncertainty of every update")
+    policy: bool = flag(
+        False,
+        "metrics policy/entropy, policy/aligned and policy/uncertainty of every update; with upstream's losses they "
+        "come from our statistics of tokens, which differ from upstream's in their last bits",
+    )
     sharpness_steps: int | None = flag(
         None,
         "every so many training steps, measure policy/effective_sharpness by one more forward pass over the samples "

@@ -9,6 +9,7 @@ from openrlhf.rlvr.entropy import EntropyReward
 from openrlhf.rlvr.flags import start_up_check
 from openrlhf.rlvr.fork_tokens import ForkTokens
 from openrlhf.rlvr.gtpo import Gtpo
+from openrlhf.rlvr.modulation import Modulation
 from openrlhf.rlvr.policy_losses import LOSSES
 from openrlhf.utils.config import hierarchize
 
@@ -22,8 +23,14 @@ def is_ragged(args: Any) -> bool:
         or Gtpo.of(args).enable  # type: ignore[attr-defined]
         or ForkTokens.of(args).enable  # type: ignore[attr-defined]
         or EntropyReward.of(args).coef > 0  # type: ignore[attr-defined]
+        or _compares_a_step(Modulation.of(args))  # type: ignore[attr-defined]
         or LOSSES[args.actor.policy_loss_type].select is not None
     )
+
+
+def _compares_a_step(modulation: Modulation) -> bool:
+    """Such a step must be whole, and only ragged batches are filled up at an episode's end."""
+    return modulation.enable and modulation.scope == "minibatch"
 
 
 @start_up_check

@@ -22,6 +22,9 @@ class WReinforce:
         found = []
         if not self.negative < self.positive:
             found.append(f"--algo.w_reinforce.negative {self.negative}: must be below .positive {self.positive}")
+        for name in ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef"):
+            if flags[name] is not None:
+                found.append(f"--{name}: w_reinforce goes by verdicts, not rewards; leave it out")
         return found + verdict_problems("algo.advantage.estimator w_reinforce", flags)
 
 
