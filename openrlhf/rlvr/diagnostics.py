@@ -59,11 +59,14 @@ def effective_sharpness(
         with the average over the tokens of its response; NaN where there is no such pair. Samples without a token of
         response are in no pair.
     """
+    return gaps(mean_changes(old, new, mask), correct, groups, (np.asarray(mask) > 0).any(-1))
+
+
+def mean_changes(old: ArrayLike, new: ArrayLike, mask: ArrayLike) -> Floats:
+    """Mean of new − old over the response of each sample, 0 for one without a token; arguments as above, shape (S,)."""
     inside = np.asarray(mask) > 0
-    change = np.where(inside, np.subtract(new, old, where=inside, out=np.zeros(inside.shape)), 0.0)
-    lengths = inside.sum(-1)
-    averages = change.sum(-1) / np.maximum(lengths, 1)
-    return gaps(averages, correct, groups, lengths > 0)
+    change = np.subtract(new, old, where=inside, out=np.zeros(inside.shape))
+    return np.asarray(change.sum(-1) / np.maximum(inside.sum(-1), 1))
 
 
 def gaps(values: ArrayLike, correct: ArrayLike, groups: ArrayLike, valid: ArrayLike = True) -> Floats:

@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from openrlhf.rlvr.diagnostics import gaps
+from openrlhf.rlvr.diagnostics import gaps, mean_changes
 from openrlhf.rlvr.flags import flag, settings
 from openrlhf.rlvr.micro_batch import Metric, MicroBatch
-from openrlhf.utils.vlm_utils import merge_mm_train_inputs
+from openrlhf.rlvr.statistics import responses
 
 
 @settings("logger")
@@ -82,22 +82,12 @@ def _changes(trainer: Any) -> Any:
     was_training = actor.training
     actor.eval()
     for experience in batches:
-        experience.to_device(device)
-        images = experience.mm_train_inputs if getattr(actor, "is_vlm", False) else None
-        new = actor(
-            experience.sequences,
-            experience.action_mask,
-            attention_mask=experience.attention_mask,
-            ring_attn_group=trainer.strategy.ring_attn_group,
-            **(merge_mm_train_inputs(images, device) if images else {}),
-        )
+        new = responses(trainer, experience)
         mask = experience.action_mask.bool()
-        lengths = mask.sum(-1)
-        change = torch.where(mask, new - experience.action_log_probs, 0.0).sum(-1) / lengths.clamp(min=1)
-        samples = zip(experience.samples, lengths.tolist(), strict=True)
-        told = [
-            (-1, -1) if one is None or not length else (one.group.draw, -1 if one.correct is None else int(one.correct))
-            for one, length in samples
-        ]
-        yield torch.cat([torch.tensor(told, dtype=torch.float64, device=device), change.double()[:, None]], -1)
+        changes = mean_changes(*(one.float().cpu().numpy() for one in (experience.action_log_probs, new, mask)))
+        told = []
+        for one, some, change in zip(experience.samples, mask.any(-1).tolist(), changes.tolist(), strict=True):
+            verdict = -1 if one is None or one.correct is None or not some else one.correct
+            told.append((-1 if one is None else one.group.draw, verdict, change))
+        yield torch.tensor(told, dtype=torch.float64, device=device)
     actor.train(was_training)

@@ -15,6 +15,7 @@ from openrlhf.rlvr.entropy import mean_entropy
 from openrlhf.rlvr.flags import flag, settings
 from openrlhf.rlvr.token_stats import TokenStats, from_hidden, from_logits
 from openrlhf.rlvr.token_sums import Wanted
+from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
 PLAIN_OUTPUT = (
     *("llama", "mistral", "mixtral", "olmo2", "phi3", "smollm3"),
@@ -82,7 +83,7 @@ class Statistics:
                 f"--actor.token_stats hidden: it is not known of {type(_inside(model)).__name__} that its output "
                 f"layer gives the logits as they are (known: {', '.join(PLAIN_OUTPUT)}); give logits"
             )
-        split = args.ds.tensor_parallel_size > 1 or args.ds.ring_attn_size > 1 or args.ds.use_liger_kernel
+        split = any(splits for _, splits in _splitting({f"ds.{name}": value for name, value in vars(args.ds).items()}))
         return cls(chosen != "logits" and not split and has_plain_output(model), learning, sampling)
 
 
@@ -204,6 +205,21 @@ def padded(gather: Callable[..., torch.Tensor], output: Any, log_probs: torch.Te
         output.statistics = replace(stats, **values)
         return values["log_probs"]
     return gather(log_probs, *layout)
+
+
+def responses(trainer: Any, experience: Any, **options: Any) -> Any:
+    """What an actor gives for the responses of a micro-batch, as in upstream's own update; ``options``: more of its."""
+    device = trainer.actor.model.device
+    experience.to_device(device)
+    images = experience.mm_train_inputs if getattr(trainer.actor, "is_vlm", False) else None
+    return trainer.actor(
+        experience.sequences,
+        experience.action_mask,
+        attention_mask=experience.attention_mask,
+        ring_attn_group=trainer.strategy.ring_attn_group,
+        **options,
+        **(merge_mm_train_inputs(images, device) if images else {}),
+    )
 
 
 def sampled_policy(actor: Any, *args: Any, **kw: Any) -> torch.Tensor:

@@ -19,9 +19,8 @@ from openrlhf.rlvr.objective import Objective, Summary
 from openrlhf.rlvr.policy_losses import UPSTREAMS, aggregation
 from openrlhf.rlvr.policy_metrics import PolicyMetrics, certainty, effective_sharpness
 from openrlhf.rlvr.samples import Sample
-from openrlhf.rlvr.statistics import Statistics
+from openrlhf.rlvr.statistics import Statistics, responses
 from openrlhf.rlvr.token_sums import Wanted
-from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
 Told = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """What upstream's loss returns: loss, clipped share, KL to the old policy, KL to the engine, share filtered by it."""
@@ -191,16 +190,7 @@ def _look_ahead(trainer: Any, experiences: list[Any]) -> Summary:
     trainer.actor.train()
     batches = []
     for experience in experiences:
-        experience.to_device(trainer.actor.model.device)
-        images = experience.mm_train_inputs if getattr(trainer.actor, "is_vlm", False) else None
-        log_probs, output = trainer.actor(
-            experience.sequences,
-            experience.action_mask,
-            attention_mask=experience.attention_mask,
-            return_output=True,
-            ring_attn_group=trainer.strategy.ring_attn_group,
-            **(merge_mm_train_inputs(images, experience.sequences.device) if images else {}),
-        )
+        log_probs, output = responses(trainer, experience, return_output=True)
         batches.append(trainer.actor_loss_fn.micro_batch(experience, log_probs, output))
     summary: Summary = trainer.actor_loss_fn.objective.summarise(batches, _seed(trainer), _ranks(trainer))
     return summary
